@@ -1,0 +1,33 @@
+"""fednca: multi-label federated image classification when every client sees different labels.
+
+>>> import fednca
+>>> run = fednca.train(fednca.load_config("demo", {"method.name": "fednca-ml"}))  # doctest: +SKIP
+>>> run.results["val"]["test"]["macro_f1"]  # doctest: +SKIP
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fednca.callbacks import Callback
+    from fednca.config import Config, load_config
+    from fednca.errors import FedncaError
+    from fednca.runs import Run, resume, train
+
+__all__ = ["Callback", "Config", "FedncaError", "Run", "load_config", "resume", "train"]
+
+_HOMES = {
+    "Callback": "fednca.callbacks",
+    "Config": "fednca.config",
+    "FedncaError": "fednca.errors",
+    "Run": "fednca.runs",
+    "load_config": "fednca.config",
+    "resume": "fednca.runs",
+    "train": "fednca.runs",
+}
+
+
+def __getattr__(name: str) -> object:  # torch is imported when it is first needed
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fednca' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,24 @@
+"""What can be told of a run while it goes on; progress views and loggers hang on this."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fednca.data.federation import Federation
+    from fednca.engine.checkpoint import Best
+    from fednca.runs import Run
+
+
+class Callback:
+    """Override what you want to hear of; nothing a callback does changes the run."""
+
+    def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
+        """Hear of the federation before the first round (`rounds_done` > 0 after a resume)."""
+
+    def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
+        """Hear of a client's local update in round `number`."""
+
+    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+        """Hear of a finished round: its line of history and the best round so far."""
+
+    def on_end(self, run: "Run") -> None:
+        """Hear of the end, whether all rounds are done or the run stopped."""

@@ -1,0 +1,191 @@
+"""The command line: parse, call, print."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fednca.config import load_config, preset_names
+from fednca.errors import FedncaError, unknown_name
+from fednca.flags import Parser, add_config_flags, collect_overrides, with_dashes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fednca.callbacks import Callback
+    from fednca.runs import Run
+
+DEMO_METHODS = ("fedavg", "fednca-ml")
+Overrides = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 2 after a mistake that is explained, 130 after Ctrl-C."""
+    try:
+        run_command(list(sys.argv[1:] if argv is None else argv))
+    except FedncaError as error:
+        sys.stderr.write(f"fednca: {error}\n")
+        return 2
+    except KeyboardInterrupt as stop:
+        sys.stderr.write(f"fednca: stopped{stop}\n")
+        return 130
+    return 0
+
+
+def run_command(argv: list[str]) -> None:
+    """Parse the words and call the command they name."""
+    parser, commands = build_parser()
+    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+        raise unknown_name("command", argv[0], commands)
+    arguments, rest = parser.parse_known_args([with_dashes(word) for word in argv])
+    if "command" not in arguments:
+        parser.print_help()
+        return
+    known = list(commands[argv[0]]._option_string_actions)  # argparse has no public list of a parser's flags
+    if "preset" in arguments:
+        overrides = collect_overrides(arguments.preset, arguments, rest, known)
+    elif rest:
+        raise unknown_name("argument", rest[0], known)
+    else:
+        overrides = {}
+    from rich.console import Console
+
+    arguments.command(arguments, overrides, Console())
+
+
+def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
+    """Return the parser and its commands by name."""
+    parser = Parser(prog="fednca", description="Federated multi-label image classification.", allow_abbrev=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, command: Callable[..., None], text: str) -> ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(command=command)
+        return sub
+
+    demo = add("demo", run_demo, "Train FedAvg and FedNCA-ML on handwritten digits, ten clients, side by side.")
+    demo.set_defaults(preset="demo")
+    run = add("run", run_train, "Train a federation.")
+    deal = add("partition", show_partition, "Show how a setting deals the images to the clients.")
+    for sub in (run, deal):
+        sub.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
+    for sub in (demo, run):
+        sub.add_argument("--out", metavar="DIR", help="folder to write to; must not hold anything yet")
+    for sub in (demo, run, deal):
+        add_config_flags(sub)
+    again = add("resume", run_resume, "Go on with an interrupted run.")
+    again.add_argument("folder", metavar="DIR", help="folder of the run")
+    for kind, command in (("methods", show_methods), ("datasets", show_datasets)):
+        sub = add(kind, command, f"List the {kind}, or the options of one.")
+        sub.add_argument("name", metavar="NAME", nargs="?", help="show the options of this one")
+    return parser, dict(commands.choices)
+
+
+def run_train(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Train one run and show its results."""
+    config = load_config(arguments.preset, overrides)
+    from fednca.runs import default_folder, train
+
+    folder = Path(arguments.out or default_folder(config))
+    with tell_how_to_resume(folder):
+        show_results(train(config, folder, [view(console)]), console)
+
+
+def run_resume(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Go on with a run and show its results."""
+    from fednca.runs import resume
+
+    with tell_how_to_resume(Path(arguments.folder)):
+        show_results(resume(arguments.folder, [view(console)]), console)
+
+
+def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Train both methods of the demo on the same federation and compare them."""
+    config = load_config("demo", overrides)
+    from fednca.report.tables import partition_table, results_table
+    from fednca.runs import train
+    from fednca.setup import federate
+
+    folder = free_folder(Path(arguments.out or "runs/demo"))
+    methods = [config.method.name] if "method.name" in overrides else DEMO_METHODS
+    console.print(partition_table(federate(config)), "")
+    runs = {}
+    for method in methods:
+        with tell_how_to_resume(folder / method):
+            runs[method] = train(config.replace({"method.name": method}), folder / method, [view(console)])
+    title = f"test metrics in percent, at the best of {config.train.rounds} rounds by validation"
+    console.print("", results_table(title, {name: run.results["val"] for name, run in runs.items()}))
+    console.print("run folders:", *(str(run.folder) for run in runs.values()), highlight=False, soft_wrap=True)
+
+
+def show_partition(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Print the partition of a setting."""
+    config = load_config(arguments.preset, overrides)
+    from fednca.report.tables import partition_table
+    from fednca.setup import federate
+
+    console.print(partition_table(federate(config)))
+
+
+def show_methods(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Print the table of methods, or one method's options."""
+    from fednca.methods import method_class, method_names
+    from fednca.report.tables import names_table, options_table
+
+    if arguments.name:
+        found = method_class(arguments.name)
+        console.print(options_table(f"{arguments.name}: {found.summary}", found.Hyper))
+    else:
+        classes = {name: method_class(name) for name in method_names()}
+        console.print(names_table("method", {name: (c.summary, c.paper) for name, c in classes.items()}, "from"))
+
+
+def show_datasets(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Print the table of datasets, or one dataset's options."""
+    from fednca.data.sources import get_source, source_names
+    from fednca.report.tables import names_table, options_table
+
+    if arguments.name:
+        found = get_source(arguments.name)
+        console.print(options_table(f"{arguments.name}: {found.SUMMARY}", found.Options))
+    else:
+        sources = {name: get_source(name) for name in source_names()}
+        console.print(names_table("dataset", {name: (s.SUMMARY, s.LICENCE) for name, s in sources.items()}, "licence"))
+
+
+def show_results(run: "Run", console: "Console") -> None:
+    """Print the final table of a run and where it is."""
+    from fednca.report.tables import selections_table
+
+    title = f"{run.config.method.name} on {run.config.data.name}: test metrics in percent, by how the round is chosen"
+    console.print("", selections_table(title, run.results))
+    console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
+
+
+def view(console: "Console") -> "Callback":
+    """Return the progress view that fits the console."""
+    from fednca.progress import progress_for
+
+    return progress_for(console)
+
+
+def free_folder(folder: Path) -> Path:
+    """Return the folder, or the first of its numbered neighbours that does not exist yet."""
+    number = 2
+    found = folder
+    while found.exists():
+        found = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return found
+
+
+@contextmanager
+def tell_how_to_resume(folder: Path) -> Iterator[None]:
+    """Let Ctrl-C say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (folder / "config.toml").exists()
+        raise KeyboardInterrupt(f"; go on with `fednca resume {folder}`" if begun else "") from None

@@ -1,0 +1,243 @@
+"""The one config tree: the same fields are the TOML file, the command-line flags and their documentation."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from fednca.errors import FedncaError, unknown_name
+from fednca.options import Options
+
+PRESETS = Path(__file__).parent / "presets"
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+class DataConfig(Options):
+    """Which images, and how they are prepared."""
+
+    name: str = "digits"
+    """Dataset, as listed by `fednca datasets`."""
+    root: str | None = None
+    """Folder that holds the dataset's files, where it needs any."""
+    image_size: int = Field(default=224, ge=8, le=2048)
+    """Side in pixels to which every image is squashed."""
+    normalize: Literal["auto", "imagenet", "half"] = "auto"
+    """Mean and standard deviation: ImageNet's, 0.5 / 0.5, or by whether the backbone is pretrained."""
+    val_fraction: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training images held out for validation where the dataset has no validation split."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The dataset's own options, as listed by `fednca datasets NAME`."""
+
+
+class PartitionConfig(Options):
+    """How the training images are dealt to the clients."""
+
+    clients: int = Field(default=10, ge=1)
+    """Number of clients K."""
+    beta: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """Dirichlet concentration: the smaller, the more unequal the clients."""
+    gamma: float = Field(default=0.5, gt=0, le=1)
+    """Share of the classes that a client may see."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the draw, apart from the training seed."""
+    unmatched: Literal["drop", "mask", "loss-mask"] = "drop"
+    """Images whose labels fit no client: left out; or their other labels become absent; or unknown, without loss."""
+    min_samples: int = Field(default=32, ge=1)
+    """Fewest images a client must get; the draw is repeated until it holds."""
+
+
+class ModelConfig(Options):
+    """The feature extractor; the head on it belongs to the method."""
+
+    backbone: str = "resnet18"
+    """Any timm model with feature maps, or `resnet-small` for 16-64 px images on a CPU."""
+    pretrained: str = "none"
+    """`none`, `imagenet`, or a weights file or folder (.safetensors, .pth)."""
+    norm: Literal["batch", "group", "frozen"] = "batch"
+    """Normalisation layers: BatchNorm, GroupNorm in its place, or BatchNorm that never changes."""
+
+
+class MethodConfig(Options):
+    """The federated algorithm."""
+
+    name: str = "fednca-ml"
+    """Method, as listed by `fednca methods`."""
+    learner: str | None = None
+    """Take head and local loss from this other method, and only the federated rule from `name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The method's own options, as listed by `fednca methods NAME`."""
+    learner_options: dict[str, Any] = Field(default_factory=dict)
+    """The learner's own options, where `learner` is given."""
+
+
+class TrainConfig(Options):
+    """Rounds and local training."""
+
+    rounds: int = Field(default=100, ge=1)
+    """Communication rounds."""
+    local_epochs: int = Field(default=1, ge=1)
+    """Passes over a client's images per round."""
+    batch_size: int = Field(default=32, ge=1)
+    """Images per local step."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Local optimiser; its state starts afresh for every client and round."""
+    lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    """Learning rate, constant."""
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    """Weight decay on every trainable weight."""
+    betas: tuple[float, float] | None = None
+    """AdamW's betas; left out: the method's own, else 0.9 and 0.999."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """SGD's momentum."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest gradient norm; left out: the method's own, else no clipping."""
+    participation: float = Field(default=1.0, gt=0, le=1)
+    """Share of the clients that take part in a round."""
+    weighting: Literal["equal", "samples"] = "equal"
+    """Weights of the average: equal, or by number of images."""
+    precision: Literal["float32", "bf16", "float64"] = "float32"
+    """Arithmetic of training; bf16 is autocast with float32 weights."""
+
+
+class EvaluateConfig(Options):
+    """When and by what a model is judged."""
+
+    every: int = Field(default=1, ge=1)
+    """Evaluate after every so many rounds, and after the last."""
+    batch_size: int = Field(default=256, ge=1)
+    """Images per evaluation batch."""
+    select: Literal["macro_f1", "macro_auc", "micro_f1", "micro_auc", "mean_ap"] = "macro_f1"
+    """Validation metric by which the best round is chosen."""
+
+
+class Config(Options):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    seed: int = Field(default=0, ge=0)
+    """Training seed: initial weights, batch order, dropout, sampled clients."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    def to_toml(self) -> str:
+        """Return the TOML text that `load_config` reads back to an equal config."""
+        import tomli_w
+
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def replace(self, overrides: Mapping[str, Any]) -> "Config":
+        """Return a config with the fields named by dotted paths changed: `{"train.rounds": 5}`."""
+        return build_config(merge(self.model_dump(mode="json"), overrides))
+
+
+def leaves(model: type[Options] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every settable field of a config tree as (dotted path, field)."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
+            yield from leaves(field.annotation, f"{prefix}{name}.")
+        elif not name.endswith("options"):
+            yield prefix + name, field
+
+
+def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
+    """Turn a flag's text into the field's type; lists are written with commas."""
+    optional = type(None) in get_args(field.annotation)
+    if optional and text.lower() in {"none", "null"}:
+        return None
+    adapter: TypeAdapter[Any] = TypeAdapter(field.annotation)  # type: ignore[arg-type]
+    is_list = any(getattr(kind, "__origin__", kind) in (tuple, list) for kind in get_args(field.annotation))
+    try:
+        return adapter.validate_python(text.split(",") if is_list else text)
+    except ValidationError as error:
+        if is_list:
+            raise FedncaError(f"setting '{path}' should be two numbers with a comma between, not {text!r}") from None
+        raise FedncaError(describe(error, path, text)) from None
+
+
+def describe(error: ValidationError, path: str = "", value: object = None) -> str:
+    """Put the first problem of a validation error into one sentence."""
+    problem = error.errors()[0]
+    where = path or ".".join(str(part) for part in problem["loc"])
+    got = problem["input"] if value is None else value
+    if problem["type"] == "missing":
+        return f"setting '{where}' is missing"
+    if problem["type"] == "value_error":
+        return f"setting '{where}': {problem['ctx']['error']}"
+    message = problem["msg"].removeprefix("Input ").removeprefix("Value ").partition(", unable")[0]
+    return f"setting '{where}' {message}, not {got!r}"
+
+
+def validate(model: type[AnyOptions], values: Mapping[str, Any], where: str = "") -> AnyOptions:
+    """Check values against an Options class, strictly typed as TOML is; mistakes become one sentence."""
+    try:
+        return model.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        path = ".".join([where, *map(str, problem["loc"])]).strip(".")
+        if problem["type"] == "extra_forbidden":
+            known: type[Options] = model
+            for part in problem["loc"][:-1]:
+                known = known.model_fields[str(part)].annotation  # type: ignore[assignment]
+            section = path.rpartition(".")[0]
+            names = [f"{section}.{name}".strip(".") for name in known.model_fields]
+            raise unknown_name("setting", path, names or ["none"]) from None
+        raise FedncaError(describe(error, path)) from None
+
+
+def build_config(values: Mapping[str, Any]) -> Config:
+    """Check a nested dict and return the config."""
+    return validate(Config, values)
+
+
+def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values with dotted overrides laid over; another dataset or method drops the old one's options."""
+    merged: dict[str, Any] = json.loads(json.dumps(values))
+    for name, options in (("data.name", "options"), ("method.name", "options"), ("method.learner", "learner_options")):
+        section, _, leaf = name.partition(".")
+        if name in overrides and overrides[name] != merged.get(section, {}).get(leaf):
+            merged.get(section, {}).pop(options, None)
+    for path, value in overrides.items():
+        *parents, leaf = path.split(".")
+        node = merged
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    return merged
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that come with the package."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; what is wrong with it becomes one sentence."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FedncaError(f"cannot read '{path}': {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedncaError(f"'{path}' is not valid TOML: {error}") from None
+
+
+def load_config(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Load a preset by name, or a TOML file by path, and lay dotted overrides over it.
+
+    >>> load_config("demo", {"train.rounds": 5}).train.rounds
+    5
+    """
+    path = Path(source)
+    if path.suffix != ".toml":
+        if str(source) not in preset_names():
+            raise unknown_name("preset", str(source), preset_names())
+        path = PRESETS / f"{source}.toml"
+    return build_config(merge(read_toml(path), overrides or {}))

@@ -1,0 +1,86 @@
+"""Multi-label composites of single-label images: one or two of them on a black canvas of twice the side."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednca.errors import FedncaError
+
+
+def compose(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.integer],
+    num_classes: int,
+    *,
+    singles: int | None,
+    pairs: int,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
+    """Compose `singles` canvases per class (None: every image once), then `pairs` per unordered pair of classes.
+
+    A source image is a single at most once; it may serve any number of pairs.
+    images: (N, h, w) or (N, h, w, 1 or 3); labels: (N,) → canvases (M, 2h, 2w, 3), multi-hot labels (M, C).
+    """
+    labels = np.asarray(labels, np.intp)
+    members = [np.flatnonzero(labels == c) for c in range(num_classes)]
+    alone = np.arange(len(labels)) if singles is None else _draw_singles(members, singles, rng)
+    first, second = _draw_pairs(members, pairs, rng)
+
+    sources = np.concatenate([alone, first])
+    far = rng.random(len(sources)) < 0.5
+    canvases = _place(images, sources, far, rng)
+    couples = slice(len(alone), None)
+    np.maximum(canvases[couples], _place(images, second, ~far[couples], rng), out=canvases[couples])
+
+    hot = np.zeros((len(sources), num_classes), np.int8)
+    hot[np.arange(len(sources)), labels[sources]] = 1
+    hot[np.arange(len(alone), len(sources)), labels[second]] = 1
+    return canvases, hot
+
+
+def composite_counts(class_counts: Sequence[int], singles: int | None, pairs: int) -> tuple[int, NDArray[np.float64]]:
+    """Foretell what `compose` makes of that many source images per class: its size, and each class's prevalence."""
+    alone = np.array([count if singles is None else singles for count in class_counts])
+    partners = len(alone) - 1
+    total = int(alone.sum()) + pairs * len(alone) * partners // 2
+    return total, (alone + pairs * partners) / total
+
+
+def _draw_singles(members: list[NDArray[np.intp]], singles: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    for c, rows in enumerate(members):
+        if len(rows) < singles:
+            raise FedncaError(f"class {c} has {len(rows)} source images for {singles} singles; ask for fewer singles")
+    return np.concatenate([rng.permutation(rows)[:singles] for rows in members])
+
+
+def _draw_pairs(
+    members: list[NDArray[np.intp]], pairs: int, rng: np.random.Generator
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    for c, rows in enumerate(members):
+        if pairs and not len(rows):
+            raise FedncaError(f"class {c} has no source image for {pairs} composites per pair; set pairs to 0")
+    chosen = [
+        (rng.choice(members[a], pairs), rng.choice(members[b], pairs))
+        for a, b in combinations(range(len(members) if pairs else 0), 2)
+    ]
+    none = np.empty(0, np.intp)
+    return np.concatenate([none, *(a for a, _ in chosen)]), np.concatenate([none, *(b for _, b in chosen)])
+
+
+def _place(
+    images: NDArray[np.uint8], sources: NDArray[np.intp], far: NDArray[np.bool_], rng: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Put each source image near the bottom-right corner (where `far`) or the top-left one, jittered inwards."""
+    height, width = images.shape[1:3]
+    colour = images if images.ndim == 4 else images[..., None]
+    canvases = np.zeros((len(sources), 2 * height, 2 * width, 3), np.uint8)
+    jitters = max(1, min(height, width) // 4)
+    shift = rng.integers(jitters, size=len(sources))
+    for by in range(jitters):
+        top_left, bottom_right = (shift == by) & ~far, (shift == by) & far
+        canvases[top_left, by : by + height, by : by + width] = colour[sources[top_left]]
+        y, x = height - by, width - by
+        canvases[bottom_right, y : y + height, x : x + width] = colour[sources[bottom_right]]
+    return canvases

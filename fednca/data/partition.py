@@ -1,0 +1,294 @@
+"""Dealing images to clients: Dirichlet(beta) shares of every class, and a class presence gamma."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednca.errors import FedncaError, unknown_name
+from fednca.randomness import numpy_rng
+
+Unmatched = Literal["drop", "mask", "loss-mask"]
+"""What becomes of an image whose label set fits into no client's classes."""
+
+NOWHERE = "no client may hold this label set"
+ELSEWHERE = "does not fit its group's client"
+
+ATTEMPTS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Who holds which image; every index is with one client or left out for one reason.
+
+    clients: K sorted index arrays; classes: (K, C), the sets C_k; proportions: (C, K), p_c over the holders of c;
+    left_out: reason → sorted indices.
+    """
+
+    clients: tuple[NDArray[np.intp], ...]
+    classes: NDArray[np.bool_]
+    proportions: NDArray[np.float64]
+    left_out: dict[str, NDArray[np.intp]]
+    unmatched: Unmatched
+
+    def client_labels(self, labels: NDArray[np.int8], k: int) -> NDArray[np.int8]:
+        """Return the labels of client k's images as k sees them: a present label outside C_k is absent or unknown.
+
+        labels: (N, C), of all the images dealt → (n_k, C).
+        """
+        own = labels[self.clients[k]]
+        if self.unmatched != "drop":
+            own[(own == 1) & ~self.classes[k]] = 0 if self.unmatched == "mask" else -1
+        return own
+
+
+def dirichlet_presence(
+    labels: NDArray[np.int8],
+    clients: int,
+    beta: float,
+    gamma: float,
+    seed: int,
+    *,
+    groups: NDArray[np.int64] | None = None,
+    unmatched: Unmatched = "drop",
+    min_samples: int = 32,
+    draws: int = 64,
+) -> Partition:
+    """Draw the clients' classes and shares and deal the images, again until each client has `min_samples`.
+
+    Each client holds ceil(gamma C) classes; of `draws` tables the one with the fewest unmatched images is kept.
+    labels: (N, C), 1 present, 0 absent, -1 unknown; groups: (N,), images of one group stay together.
+    """
+    _check_settings(labels, clients, beta, gamma, unmatched, min_samples)
+    held = max(1, math.ceil(gamma * labels.shape[1] - 1e-9))
+    best = -1
+    for attempt in range(ATTEMPTS):
+        rng = numpy_rng(seed, "partition", attempt)
+        classes = _draw_classes(labels, clients, held, draws, rng)
+        proportions = _draw_proportions(classes, beta, rng)
+        partition = deal(labels, classes, proportions, rng, groups=groups, unmatched=unmatched)
+        smallest = min(map(len, partition.clients))
+        if smallest >= min_samples:
+            return partition
+        best = max(best, smallest)
+    raise FedncaError(
+        f"in {ATTEMPTS} draws for {clients} clients the smallest client never had more than {best} images, min_samples "
+        f"is {min_samples}; lower min_samples or clients, or raise beta ({beta:g}) or gamma ({gamma:g})"
+    )
+
+
+def deal(
+    labels: NDArray[np.int8],
+    classes: NDArray[np.bool_],
+    proportions: NDArray[np.float64],
+    rng: np.random.Generator,
+    *,
+    groups: NDArray[np.int64] | None = None,
+    unmatched: Unmatched = "drop",
+) -> Partition:
+    """Deal images to clients whose classes and shares are known already.
+
+    An image goes to client k with probability ∝ mean over its labels c of p_c[k], among the clients that may hold it;
+    a group by the sum of its images' probabilities; what has no label to go by is dealt evenly.
+    labels: (N, C); classes: (K, C); proportions: (C, K); groups: (N,).
+    """
+    sets, which = _label_sets(labels)
+    may_hold = _eligible(sets, classes, unmatched)
+    chances = _chances(sets, may_hold, proportions)
+    unit = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    count = int(unit.max(initial=-1)) + 1
+
+    weights = np.zeros((count, len(classes)))
+    for k, chance in enumerate(chances.T):
+        # bincount adds in row order: the same sums on every machine, which a matrix product does not promise.
+        weights[:, k] = np.bincount(unit, chance[which], count)
+    placeable = np.any(may_hold, axis=1)[which]
+    drawn = weights.any(axis=1)
+    evenly = rng.permutation(np.flatnonzero((np.bincount(unit, placeable, count) > 0) & ~drawn))
+    taker = np.full(count, -1)
+    taker[drawn] = _draw_columns(weights[drawn], rng)
+    taker[evenly] = np.arange(len(evenly)) % len(classes)
+
+    owner = taker[unit]
+    fits = placeable & may_hold[which, owner]
+    return Partition(
+        clients=tuple(np.flatnonzero(fits & (owner == k)) for k in range(len(classes))),
+        classes=classes,
+        proportions=proportions,
+        left_out={NOWHERE: np.flatnonzero(~placeable), ELSEWHERE: np.flatnonzero(placeable & ~fits)},
+        unmatched=unmatched,
+    )
+
+
+def summary(partition: Partition, labels: NDArray[np.int8]) -> NDArray[np.intp]:
+    """Count the positives of each client and class, as the client sees them: (K, C)."""
+    seen = (partition.client_labels(labels, k) for k in range(len(partition.clients)))
+    return np.stack([(own == 1).sum(axis=0) for own in seen])
+
+
+def save(partition: Partition, path: Path) -> None:
+    """Write the partition as an npz file."""
+    write_arrays(path, to_arrays(partition))
+
+
+def load_partition(path: Path) -> Partition:
+    """Read a partition that `save` wrote."""
+    return from_arrays(read_arrays(path, "owner"))
+
+
+def to_arrays(partition: Partition) -> dict[str, NDArray[np.generic]]:
+    """Flatten a partition into arrays without objects; `owner` is the client of each index, or -1 - reason."""
+    owner = np.empty(sum(map(len, [*partition.clients, *partition.left_out.values()])), np.int32)
+    for k, rows in enumerate(partition.clients):
+        owner[rows] = k
+    for reason, rows in enumerate(partition.left_out.values()):
+        owner[rows] = -1 - reason
+    return {
+        "owner": owner,
+        "reasons": np.array(list(partition.left_out)),
+        "classes": partition.classes,
+        "proportions": partition.proportions,
+        "unmatched": np.array(partition.unmatched),
+    }
+
+
+def from_arrays(arrays: dict[str, NDArray[np.generic]]) -> Partition:
+    """Rebuild the partition that `to_arrays` flattened."""
+    owner, classes = arrays["owner"], arrays["classes"].astype(np.bool_)
+    return Partition(
+        clients=tuple(np.flatnonzero(owner == k) for k in range(len(classes))),
+        classes=classes,
+        proportions=arrays["proportions"].astype(np.float64),
+        left_out={str(reason): np.flatnonzero(owner == -1 - i) for i, reason in enumerate(arrays["reasons"])},
+        unmatched=cast(Unmatched, str(arrays["unmatched"])),
+    )
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write named arrays as an npz file, under exactly this path."""
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_arrays(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
+    """Read an npz file of plain arrays whole; one without an array called `needed` is another kind of file."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = dict(archive)
+    except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
+        raise FedncaError(f"'{path}' cannot be read ({error}); give a file that save() wrote") from error
+    if needed not in arrays:
+        raise FedncaError(f"'{path}' has no array '{needed}'; give a file that save() wrote")
+    return arrays
+
+
+def _check_settings(
+    labels: NDArray[np.int8], clients: int, beta: float, gamma: float, unmatched: str, min_samples: int
+) -> None:
+    if labels.ndim != 2:
+        raise FedncaError(f"labels have shape {labels.shape}; give one row per image and one column per class")
+    if clients < 1:
+        raise FedncaError(f"clients is {clients}; give at least 1")
+    if not 0 < beta < math.inf:
+        raise FedncaError(f"beta is {beta}; give a number above 0")
+    if not 0 < gamma <= 1:
+        raise FedncaError(f"gamma is {gamma}; give a number above 0 and at most 1")
+    if unmatched not in get_args(Unmatched):
+        raise unknown_name("unmatched policy", unmatched, get_args(Unmatched))
+    if len(labels) < clients * min_samples:
+        raise FedncaError(
+            f"{len(labels)} images cannot give {clients} clients min_samples = {min_samples} each; lower one of the two"
+        )
+
+
+def _draw_classes(
+    labels: NDArray[np.int8], clients: int, held: int, draws: int, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw the table of the sets C_k, (K, C): `held` classes each, every class with two holders if possible."""
+    num_classes = labels.shape[1]
+    if clients * held < num_classes:
+        raise FedncaError(
+            f"{clients} clients with {held} classes each cannot hold all {num_classes} classes; raise gamma or clients"
+        )
+    holders = 2 if clients * held >= 2 * num_classes else 1
+    tables = rng.permuted(np.tile(np.arange(num_classes) < held, (draws, clients, 1)), axis=2)
+    complete = (tables.sum(axis=1) >= holders).all(axis=1)
+    if complete.any():
+        tables = tables[complete]
+    else:
+        for table in tables:
+            _mend(table, holders, rng)
+    sets, which = _label_sets(labels)
+    frequency = np.bincount(which, minlength=len(sets))
+    unmatched = [frequency[~_contained(sets, table).any(axis=1)].sum() for table in tables]
+    return np.asarray(tables[np.argmin(unmatched)])
+
+
+def _mend(table: NDArray[np.bool_], holders: int, rng: np.random.Generator) -> None:
+    """Swap classes, in place, until each has its holders.
+
+    Such a swap always exists: a class with more than `holders` clients is held by one that lacks the short class.
+    """
+    for short in rng.permutation(table.shape[1]):
+        while table[:, short].sum() < holders:
+            spare = table & (table.sum(axis=0) > holders) & ~table[:, [short]]
+            client, given_up = rng.choice(np.argwhere(spare))
+            table[client, given_up], table[client, short] = False, True
+
+
+def _draw_proportions(classes: NDArray[np.bool_], beta: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    proportions = np.zeros(classes.T.shape)
+    for share, holds in zip(proportions, classes.T, strict=True):
+        share[holds] = rng.dirichlet(np.full(holds.sum(), beta))
+    return proportions
+
+
+def _label_sets(labels: NDArray[np.int8]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+    """Find the distinct sets of present labels, (S, C), and which of them each image has, (N,)."""
+    packed = np.packbits(labels == 1, axis=1)
+    # One opaque value per row sorts ten times faster than np.unique(axis=0), which compares column by column.
+    rows, which = np.unique(packed.view(f"V{packed.shape[1]}").reshape(-1), return_inverse=True)
+    sets = np.unpackbits(rows.view(np.uint8).reshape(-1, packed.shape[1]), axis=1, count=labels.shape[1])
+    return sets.astype(np.bool_), which
+
+
+def _contained(sets: NDArray[np.bool_], classes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Tell which label sets are subsets of which C_k: (S, K)."""
+    # Counts this small are exact in float32, so the fast product decides nothing that rounding could change.
+    return np.equal(sets.astype(np.float32) @ ~classes.T, 0)
+
+
+def _eligible(sets: NDArray[np.bool_], classes: NDArray[np.bool_], unmatched: Unmatched) -> NDArray[np.bool_]:
+    """Tell which client may hold which label set: (S, K)."""
+    contained = _contained(sets, classes)
+    if unmatched != "drop":
+        stray = ~contained.any(axis=1)
+        contained[stray] = ~_contained(sets[stray], ~classes)
+    return contained
+
+
+def _chances(
+    sets: NDArray[np.bool_], may_hold: NDArray[np.bool_], proportions: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Give each label set its probabilities over the clients, (S, K): rows sum to 1, or to 0 with nothing to go by."""
+    weights = np.zeros(may_hold.shape)
+    for has, share in zip(sets.T, proportions, strict=True):
+        weights[has] += share
+    weights *= may_hold
+    weights[~weights.any(axis=1)] = 1
+    weights *= may_hold & sets.any(axis=1, keepdims=True)
+    total = weights.sum(axis=1, keepdims=True)
+    weights /= np.where(total > 0, total, 1)
+    return weights
+
+
+def _draw_columns(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.intp]:
+    """Draw one column per row with probability ∝ weight: (n, K) → (n,)."""
+    cumulative = weights.cumsum(axis=1)
+    threshold = rng.random((len(weights), 1)) * cumulative[:, -1:]
+    return np.asarray((cumulative > threshold).argmax(axis=1))

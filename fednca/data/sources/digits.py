@@ -1,0 +1,81 @@
+"""Composites of scikit-learn's bundled 8x8 handwritten digits: a dataset without a download."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fednca.data.compose import compose
+from fednca.data.types import Dataset, Split
+from fednca.options import Options as BaseOptions
+from fednca.randomness import numpy_rng
+
+SUMMARY = "one or two handwritten digits on a 16x16 canvas, 10 classes, bundled with scikit-learn"
+LICENCE = "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)"
+CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+TRAIN_SHARE, VAL_SHARE = 0.65, 0.13  # of each digit's 174 to 183 images; the rest is for test
+
+
+class Options(BaseOptions):
+    """How many composites each split holds."""
+
+    seed: int = 0
+    """Decides which source image serves which split, and every composite."""
+    train_singles: int = Field(default=110, ge=0)
+    """Training images with one digit, per class."""
+    train_pairs: int = Field(default=20, ge=0)
+    """Training images with two different digits, per pair of classes."""
+    val_singles: int = Field(default=22, ge=0)
+    """Validation images with one digit, per class."""
+    val_pairs: int = Field(default=4, ge=0)
+    """Validation images with two different digits, per pair of classes."""
+    test_singles: int = Field(default=35, ge=0)
+    """Test images with one digit, per class."""
+    test_pairs: int = Field(default=10, ge=0)
+    """Test images with two different digits, per pair of classes."""
+
+
+def load(options: Options, root: Path | None) -> Dataset:
+    """Compose the three splits from disjoint source images; `root` is not needed, nothing is read from disk."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    rows = split_rows(digits.target, options.seed)
+    counts = {
+        "train": (options.train_singles, options.train_pairs),
+        "val": (options.val_singles, options.val_pairs),
+        "test": (options.test_singles, options.test_pairs),
+    }
+    splits = {
+        part: Split(
+            *compose(
+                images[rows[part]],
+                digits.target[rows[part]],
+                len(CLASSES),
+                singles=singles,
+                pairs=pairs,
+                rng=numpy_rng(options.seed, f"digits {part} composites"),
+            )
+        )
+        for part, (singles, pairs) in counts.items()
+    }
+    return Dataset("digits", CLASSES, splits["train"], splits["val"], splits["test"])
+
+
+def split_rows(target: NDArray[np.integer], seed: int) -> dict[str, NDArray[np.intp]]:
+    """Share out the source images of every class, so that no image serves two splits.
+
+    target: (N,) class of each source image; returns rows of it for train, val and test.
+    """
+    rng = numpy_rng(seed, "digits split")
+    parts: dict[str, list[NDArray[np.intp]]] = {"train": [], "val": [], "test": []}
+    for digit in range(len(CLASSES)):
+        members = rng.permutation(np.flatnonzero(target == digit))
+        val_from = int(TRAIN_SHARE * len(members))
+        test_from = val_from + int(VAL_SHARE * len(members))
+        for part, chosen in zip(parts, np.split(members, [val_from, test_from]), strict=True):
+            parts[part].append(chosen)
+    return {part: np.concatenate(chosen) for part, chosen in parts.items()}

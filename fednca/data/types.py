@@ -1,0 +1,74 @@
+"""What a source hands over: images and multi-hot labels, split for training, validation and test."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednca import options
+from fednca.errors import FedncaError
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images with their labels, row by row; `images` may be a memory map.
+
+    images: (N, H, W, 3); labels: (N, C), 1 present, 0 absent, -1 unknown; groups: (N,), e.g. the patient.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int8]
+    groups: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not describe the same N images."""
+        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[3] != 3:
+            raise FedncaError(f"images are {_describe(self.images)}; give uint8 of shape (N, H, W, 3)")
+        if self.labels.dtype != np.int8 or self.labels.ndim != 2 or len(self.labels) != len(self):
+            raise FedncaError(f"labels are {_describe(self.labels)}; give int8 of shape ({len(self)}, classes)")
+        if not ((self.labels >= -1) & (self.labels <= 1)).all():
+            low, high = self.labels.min(), self.labels.max()
+            raise FedncaError(f"labels run from {low} to {high}; give 1 present, 0 absent, -1 unknown")
+        if self.groups is not None and (self.groups.dtype != np.int64 or self.groups.shape != (len(self),)):
+            raise FedncaError(f"groups are {_describe(self.groups)}; give int64 of shape ({len(self)},)")
+
+    def __len__(self) -> int:
+        """Count the images."""
+        return len(self.images)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named set of splits that share their classes; without `val`, a federation takes it from `train`."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    val: Split | None
+    test: Split
+
+    def __post_init__(self) -> None:
+        """Refuse splits whose label columns are not the classes."""
+        for part, split in (("train", self.train), ("val", self.val), ("test", self.test)):
+            if split is not None and split.labels.shape[1] != len(self.classes):
+                have, want = split.labels.shape[1], len(self.classes)
+                raise FedncaError(f"{self.name} {part} has {have} label columns for {want} classes; give one per class")
+
+
+class Source(Protocol):
+    """A module in `fednca.data.sources`; its name is the module's, with '-' for '_'."""
+
+    Options: type[options.Options]
+    SUMMARY: str
+    LICENCE: str
+    CLASSES: tuple[str, ...]
+
+    def load(self, options: options.Options, root: Path | None) -> Dataset:
+        """Read the dataset; `options` is an instance of the module's own Options, `root` the folder of its files."""
+        ...
+
+
+def _describe(array: NDArray[np.generic]) -> str:
+    return f"{array.dtype} of shape {array.shape}"

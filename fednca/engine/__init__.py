@@ -1,0 +1,1 @@
+"""Engines execute the rounds of a federation; methods know nothing of them."""

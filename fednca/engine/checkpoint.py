@@ -1,0 +1,81 @@
+"""Checkpoints: one safetensors file that holds everything, with its facts as JSON in the header and beside it."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fednca.errors import FedncaError
+from fednca.files import write_atomic
+from fednca.methods.base import Server, Tensors
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best round so far, by the validation metric."""
+
+    round: int
+    value: float
+
+
+@dataclass
+class State:
+    """All that a run needs to go on: the server, every client's own tensors, and how far it has come."""
+
+    round: int
+    server: Server
+    clients: dict[int, Tensors] = field(default_factory=dict)
+    best: Best | None = None
+
+
+def save_checkpoint(path: Path, state: State) -> None:
+    """Write the state atomically to `path` (safetensors), and its facts to a JSON file of the same name."""
+    tensors = {f"weights/{name}": tensor for name, tensor in state.server.weights.items()}
+    tensors |= {f"server/{name}": tensor for name, tensor in state.server.state.items()}
+    for client, own in state.clients.items():
+        tensors |= {f"client/{client}/{name}": tensor for name, tensor in own.items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    best = state.best and {"round": state.best.round, "value": state.best.value}
+    facts = json.dumps({"round": state.round, "best": best, "checksum": checksum(tensors)})
+    write_atomic(path, save(tensors, {"fednca": facts}))
+    write_atomic(path.with_suffix(".json"), facts.encode())
+
+
+def load_checkpoint(path: Path) -> State:
+    """Read a state back; the safetensors file alone decides, so a kill between the two writes does no harm."""
+    if not path.is_file():
+        raise FedncaError(f"there is no checkpoint '{path}'")
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {})["fednca"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if facts["checksum"] != checksum(tensors):
+            raise FedncaError(f"checkpoint '{path}' is corrupted: its checksum does not match")
+        best = facts["best"] and Best(**facts["best"])
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise FedncaError(f"checkpoint '{path}' is corrupted or not a checkpoint of fednca ({error})") from None
+    except OSError as error:
+        raise FedncaError(f"cannot read checkpoint '{path}': {error.strerror or error}") from None
+    parts: dict[str, Tensors] = {"weights": {}, "server": {}}
+    clients: dict[int, Tensors] = {}
+    for path_in_file, tensor in tensors.items():
+        kind, _, name = path_in_file.partition("/")
+        if kind == "client":
+            number, _, name = name.partition("/")
+            clients.setdefault(int(number), {})[name] = tensor
+        else:
+            parts[kind][name] = tensor
+    return State(facts["round"], Server(parts["weights"], parts["server"]), clients, best)
+
+
+def checksum(tensors: Tensors) -> str:
+    """Hash names and contents, in order of name."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return digest.hexdigest()

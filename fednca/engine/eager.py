@@ -1,0 +1,129 @@
+"""The reference engine: clients one after another, an ordinary training loop, any device."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fednca.config import TrainConfig
+from fednca.engine.batches import Shard
+from fednca.methods.base import Local, Method, Server, Tensors, Update
+from fednca.randomness import seeded, torch_rng
+
+OPTIMIZER = "optimizer."  # prefix of a kept optimiser's tensors in a client's state
+
+
+@dataclass(frozen=True)
+class Result:
+    """A client's update, its state after it, and its mean losses by term."""
+
+    update: Update
+    state: Tensors
+    losses: dict[str, float]
+
+
+class EagerEngine:
+    """Trains the chosen clients in turn on one model."""
+
+    def __init__(self, method: Method, model: nn.Module, shards: list[Shard], config: TrainConfig, seed: int) -> None:
+        """Take what stays the same over the rounds; `model` is scratch space that every update overwrites."""
+        self.method, self.model, self.shards, self.config, self.seed = method, model, shards, config, seed
+
+    def train(
+        self, number: int, clients: Iterable[int], server: Server, states: dict[int, Tensors]
+    ) -> Iterator[Result]:
+        """Yield the result of each client in round `number`."""
+        received = self.method.send(server)
+        for client in clients:
+            with seeded(self.seed, "dropout", number, client):
+                local = Local(
+                    client=client,
+                    round=number,
+                    lr=self.config.lr,
+                    model=self.model,
+                    start=server.weights,
+                    received=received,
+                    state=dict(states.get(client, {})),
+                    rng=torch_rng(self.seed, "losses", number, client),
+                )
+                order = torch_rng(self.seed, "batches", number, client)
+                yield local_update(self.method, local, self.shards[client], self.config, order)
+
+
+def local_update(method: Method, local: Local, shard: Shard, config: TrainConfig, order: torch.Generator) -> Result:
+    """Train one client from the global weights for its local epochs."""
+    model = local.model
+    model.load_state_dict(local.start)
+    model.train()
+    if not local.state:
+        local.state = method.start_client(local.weights)
+    optimizer = make_optimizer(local.weights, config, method)
+    if method.centralized:
+        load_optimizer(optimizer, local)
+    totals: Tensors = {}
+    for _ in range(config.local_epochs):
+        for images, labels in shard.batches(config.batch_size, order):
+            terms = train_step(method, local, optimizer, images, labels, config)
+            for name, term in terms.items():
+                totals[name] = totals.get(name, 0) + term.detach() * len(images)
+    extra = method.finish(local, shard.batches(config.batch_size))
+    if method.centralized:
+        local.state |= dump_optimizer(optimizer, local)
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    update = Update(local.client, weights, extra, len(shard), local.steps)
+    seen = len(shard) * config.local_epochs
+    return Result(update, local.state, {name: float(total) / seen for name, total in totals.items()})
+
+
+def train_step(
+    method: Method, local: Local, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor, config: TrainConfig
+) -> Tensors:
+    """Take one optimiser step and return the loss terms it was taken on."""
+    with autocast(images.device, config):
+        terms = method.learner.losses(local.model, images, labels, local)
+    terms = terms | method.penalties(local)
+    optimizer.zero_grad(set_to_none=True)
+    torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+    clip_norm = config.clip_norm or method.learner.clip_norm
+    if clip_norm:
+        nn.utils.clip_grad_norm_(local.weights.values(), clip_norm)
+    optimizer.step()
+    with torch.no_grad():
+        method.correct(local)
+    local.steps += 1
+    return terms
+
+
+def autocast(device: torch.device, config: TrainConfig) -> AbstractContextManager[object]:
+    """Return the context of the configured arithmetic."""
+    if config.precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def make_optimizer(weights: Tensors, config: TrainConfig, method: Method) -> torch.optim.Optimizer:
+    """Create the local optimiser over the trainable weights."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(weights.values(), config.lr, config.momentum, weight_decay=config.weight_decay)
+    betas = config.betas or method.learner.betas or (0.9, 0.999)
+    return torch.optim.AdamW(weights.values(), config.lr, betas, weight_decay=config.weight_decay)
+
+
+def dump_optimizer(optimizer: torch.optim.Optimizer, local: Local) -> Tensors:
+    """Return the optimiser's tensors by weight name, for a client that keeps them between rounds."""
+    return {
+        f"{OPTIMIZER}{name}/{key}": value.detach().clone()
+        for name, weight in local.weights.items()
+        for key, value in optimizer.state[weight].items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, local: Local) -> None:
+    """Put back what `dump_optimizer` returned."""
+    for path, value in local.state.items():
+        if path.startswith(OPTIMIZER):
+            name, _, key = path.removeprefix(OPTIMIZER).rpartition("/")
+            optimizer.state[local.weights[name]][key] = value.clone()

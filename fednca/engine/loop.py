@@ -1,0 +1,143 @@
+"""The rounds of a federation."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fednca.config import Config
+from fednca.engine.batches import Shard
+from fednca.engine.checkpoint import Best, State
+from fednca.engine.eager import Result
+from fednca.engine.evaluate import evaluate
+from fednca.errors import RunFailedError
+from fednca.methods.base import Method, Server, Tensors
+from fednca.randomness import numpy_rng
+
+Record = dict[str, Any]  # one line of history.jsonl
+
+
+class Engine(Protocol):
+    """Executes the local updates of a round."""
+
+    def train(
+        self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
+    ) -> Iterator[Result]:
+        """Yield each client's result in any order."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same over the rounds."""
+
+    config: Config
+    method: Method
+    model: nn.Module
+    engine: Engine
+    train: list[Shard]  # one per client
+    val: Shard  # the union of the clients' validation shares
+    test: Shard
+
+
+def run_rounds(
+    job: Job, state: State, on_client: Callable[[int, Result], None]
+) -> Iterator[tuple[State, Record, bool]]:
+    """Yield, after each round from `state.round + 1` on, the state, its history line and whether it is the best yet."""
+    config = job.config
+    for number in range(state.round + 1, config.train.rounds + 1):
+        began = time.perf_counter()
+
+        # 1. The server chooses who takes part.
+        chosen = choose_clients(config, len(job.train), number)
+
+        # 2. The chosen clients train from the global weights on their own images.
+        results = []
+        for result in job.engine.train(number, chosen, state.server, state.clients):
+            check_finite(result, number)
+            results.append(result)
+            on_client(number, result)
+        trained = time.perf_counter() - began
+
+        # 3. The server makes the next global model of their updates, in order of client.
+        results.sort(key=lambda result: result.update.client)
+        server = job.method.aggregate(state.server, [r.update for r in results], shares(config, results))
+        clients = state.clients | {r.update.client: r.state for r in results if r.state}
+        state = State(number, server, clients, state.best)
+
+        # 4. The global model is judged on validation and test images.
+        record = describe_round(number, results, trained, config)
+        is_best = False
+        if number % config.evaluate.every == 0 or number == config.train.rounds:
+            record |= judge(job, server)
+            value = record["val"][config.evaluate.select]
+            is_best = state.best is None or (value is not None and not value <= state.best.value)
+            if is_best:
+                state = replace(state, best=Best(number, -math.inf if value is None else value))
+        record["seconds"] = round(time.perf_counter() - began, 3)
+        yield state, record, is_best
+
+
+def choose_clients(config: Config, clients: int, number: int) -> list[int]:
+    """Return the round's clients, sorted; at least one."""
+    wanted = max(1, round(config.train.participation * clients))
+    chosen = numpy_rng(config.seed, "participation", number).choice(clients, wanted, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+def shares(config: Config, results: list[Result]) -> list[float]:
+    """Return each client's share in the average; they add up to 1."""
+    sizes = [r.update.samples if config.train.weighting == "samples" else 1 for r in results]
+    return [size / sum(sizes) for size in sizes]
+
+
+def check_finite(result: Result, number: int) -> None:
+    """Stop the run, naming round, client and term, when a loss or a weight is no longer a finite number."""
+    where = f"round {number}, client {result.update.client}"
+    for term, value in result.losses.items():
+        if not math.isfinite(value):
+            raise RunFailedError(f"{where}: the loss term '{term}' became {value}; try a smaller lr or clip_norm")
+    for name, tensor in result.update.weights.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise RunFailedError(f"{where}: the weights '{name}' are not finite; try a smaller lr or clip_norm")
+
+
+def judge(job: Job, server: Server) -> Record:
+    """Return the metrics of the server's model on validation and test images."""
+    job.model.load_state_dict(server.weights)
+    size = job.config.evaluate.batch_size
+    return {
+        split: evaluate(job.method, job.model, shard, size, job.config.train).as_dict()
+        for split, shard in (("val", job.val), ("test", job.test))
+    }
+
+
+def describe_round(number: int, results: list[Result], seconds: float, config: Config) -> Record:
+    """Return what is known of a round before its evaluation; losses are means over the images trained on."""
+    samples = [r.update.samples for r in results]
+    terms = sorted({term for r in results for term in r.losses})
+    means = {
+        term: sum(r.losses.get(term, 0.0) * n for r, n in zip(results, samples, strict=True)) / sum(samples)
+        for term in terms
+    }
+    return {
+        "round": number,
+        "losses": means,
+        "clients": {str(r.update.client): r.losses for r in results},
+        "train_seconds": round(seconds, 3),
+        "samples_per_second": round(sum(samples) * config.train.local_epochs / max(seconds, 1e-9), 1),
+    }
+
+
+def close(job: Job, server: Server) -> Server:
+    """Hold the method's closing exchange: clients send sums over their images, the server makes the final model."""
+    sums = []
+    for shard in job.train:
+        job.model.load_state_dict(server.weights)
+        job.model.eval()
+        with torch.no_grad():
+            sums.append(job.method.close_client(job.model, shard.batches(job.config.evaluate.batch_size)))
+    return job.method.close_server(server, sums)

@@ -1,0 +1,120 @@
+"""Command-line flags made from the config tree, so that no second list of options exists."""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
+
+from pydantic.fields import FieldInfo
+
+from fednca.config import Config, leaves, load_config, parse_value
+from fednca.errors import FedncaError, unknown_name
+
+if TYPE_CHECKING:
+    from fednca.options import Options
+
+NAMES = {"data.name": "dataset", "method.name": "method"}  # flags whose short name is not their field's
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises its complaint as one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing usage and exiting."""
+        raise FedncaError(f"{message}; see `{self.prog} --help`")
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every field: `--train.rounds`, and `--rounds` where no earlier field has that name."""
+    parser.usage = f"{parser.prog} {'' if parser.get_default('preset') else 'PRESET '}[--FLAG VALUE ...]"
+    parser.epilog = (
+        "The method's, the learner's and the dataset's own options are set as --method.NAME, --learner.NAME and "
+        "--data.NAME; `fednca methods NAME` and `fednca datasets NAME` list them."
+    )
+    groups: dict[str, Any] = {}
+    taken = {"name"}
+    for path, field in sorted(leaves(), key=lambda leaf: "." in leaf[0]):
+        section, _, name = path.rpartition(".")
+        if section not in groups:
+            about = Config.model_fields[section].annotation if section else Config
+            groups[section] = parser.add_argument_group(section or "run", about.__doc__)
+        short = NAMES.get(path, name)
+        flags = [f"--{path}"] if short in taken else [f"--{short}", f"--{path}"]
+        taken.add(short)
+        default = "" if field.default is None else f" (default: {field.default})"
+        groups[section].add_argument(
+            *dict.fromkeys(with_dashes(flag) for flag in flags),
+            dest=path,
+            metavar=placeholder(field),
+            default=argparse.SUPPRESS,
+            help=f"{field.description}{default}".replace("%", "%%"),
+        )
+
+
+def placeholder(field: FieldInfo) -> str:
+    """Return what stands for a flag's value in its help: the choices, or the type."""
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    if kinds and isinstance(kinds[0], str):
+        return "|".join(kinds)
+    kind = kinds[0] if kinds else field.annotation
+    return {int: "N", float: "X", str: "TEXT"}.get(kind, "X,Y")  # type: ignore[arg-type]
+
+
+def with_dashes(word: str) -> str:
+    """Accept `--batch_size` for `--batch-size`; values stay as they are."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def collect_overrides(preset: str, arguments: argparse.Namespace, rest: list[str], known: list[str]) -> dict[str, Any]:
+    """Return what the flags set, by dotted path; `rest` holds the options of method and dataset, typed by these."""
+    fields = dict(leaves())
+    found = {path: parse_value(path, fields[path], text) for path, text in vars(arguments).items() if path in fields}
+    texts: dict[str, dict[str, str]] = {}
+    for flag, value in pair_up(rest, known):
+        kind, _, name = flag.removeprefix("--").partition(".")
+        texts.setdefault(kind, {})[name.replace("-", "_")] = value
+    config = load_config(preset, found)
+    for kind, given in texts.items():
+        owner, options, path, before = option_owner(kind, config)
+        found[path] = before | parse_options(owner, options, given)
+    return found
+
+
+def option_owner(kind: str, config: Config) -> tuple[str, "type[Options]", str, dict[str, Any]]:
+    """Return whose options `--kind.NAME` sets: its name, their class, where they stand in the config, and so far."""
+    if kind == "data":
+        from fednca.data.sources import get_source
+
+        return config.data.name, get_source(config.data.name).Options, "data.options", config.data.options
+    from fednca.methods import method_class
+
+    chosen = config.method
+    if kind == "method":
+        return chosen.name, method_class(chosen.name).Hyper, "method.options", chosen.options
+    if chosen.learner is None:
+        raise FedncaError("--learner.NAME sets an option of the learner, and no --learner is given")
+    return chosen.learner, method_class(chosen.learner).Hyper, "method.learner_options", chosen.learner_options
+
+
+def parse_options(owner: str, options: "type[Options]", texts: dict[str, str]) -> dict[str, Any]:
+    """Turn texts into the types of a method's or dataset's options."""
+    fields = options.model_fields
+    for name in texts:
+        if name not in fields:
+            raise unknown_name(f"option of {owner}", name, fields)
+    return {name: parse_value(name, fields[name], text) for name, text in texts.items()}
+
+
+def pair_up(words: list[str], known: list[str]) -> Iterator[tuple[str, str]]:
+    """Read `--flag value` and `--flag=value`."""
+    queue = iter(words)
+    for word in queue:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            raise FedncaError(f"'{word}' is not expected here")
+        if not flag.startswith(("--method.", "--learner.", "--data.")):
+            raise unknown_name("flag", flag, known)
+        following = value if equals else next(queue, None)
+        if following is None:
+            raise FedncaError(f"flag '{flag}' needs a value")
+        yield flag, following

@@ -1,0 +1,116 @@
+"""The paper's equations and their released counterparts, as pure functions of tensors.
+
+Shapes: logits (B, C); similarity A (B, C, C) with A[c, r] = h_c·m_r; labels y (B, C) multi-hot, where -1 marks an
+unknown label, which is neither positive nor negative. Everything is computed in float32 at least, whatever autocast
+says, and without control flow on data, so that a CUDA graph can capture it.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fednca.errors import FedncaError
+from fednca.models.heads import Output
+
+
+def bce(logits: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Binary cross-entropy over the known labels: their mean, or (released) the sum over classes, mean over samples."""
+    logits = _precise(logits)
+    known = (y >= 0).to(logits.dtype)
+    target = y.clamp(min=0).to(logits.dtype)
+    total = F.binary_cross_entropy_with_logits(logits, target, weight=known, reduction="sum")
+    return total / (known.sum().clamp(min=1) if reduction == "mean" else len(y))
+
+
+def negative_rejection(A: Tensor, y: Tensor, tau: float = 0.3) -> Tensor:
+    """Push the features of absent classes away from every foreign prototype they resemble (eq. 12)."""
+    A = _precise(A)
+    num_classes = A.shape[-1]
+    foreign = ~torch.eye(num_classes, dtype=torch.bool, device=A.device)
+    confident = A.gt(math.log(tau / (1 - tau))) & foreign  # 1[σ(A) > τ] without the rounding of σ
+    # eq. 12: -log(1 - σ(a)) = softplus(a), finite for every a
+    per_class = (F.softplus(A) * confident).sum(dim=-1) / (num_classes - 1)
+    return _mean_over_classes(per_class, y == 0)
+
+
+def positive_contrast(A: Tensor, y: Tensor) -> Tensor:
+    """Pull the feature of each present class closer to its own prototype than to the others (eq. 13)."""
+    return _mean_over_classes(_own_prototype_loss(_precise(A)), y == 1)
+
+
+def negative_rejection_released(A: Tensor, y: Tensor, scale: Tensor, bias: Tensor, tau: float = 0.3) -> Tensor:
+    """Apply a hinge to the most confident prototype of each absent class, for the n hardest of the batch only.
+
+    scale: (), bias: (C,), those of the affine logits; n is the number of positive pairs in the batch.
+    """
+    A = _precise(A)
+    confidence = (scale * A + bias).amax(dim=-1).sigmoid()
+    hinge = F.relu(confidence - tau) * (y == 0)
+    # n depends on the data: ranking all pairs keeps the shapes fixed, which topk(n) would not
+    hardest = hinge.flatten().sort(descending=True).values
+    kept = torch.arange(hardest.numel(), device=A.device) < (y == 1).sum()
+    return (hardest * kept).sum() / len(y)
+
+
+def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, temperature: float = 0.07) -> Tensor:
+    """Cross-entropy of each present class's cosines with all prototypes, summed over classes, mean over samples.
+
+    features: (B, C, d), prototypes: (C, d).
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        cosine = F.normalize(_precise(features), dim=-1) @ F.normalize(_precise(prototypes), dim=-1).T
+    return (_own_prototype_loss(cosine / temperature) * (y == 1)).sum() / len(y)
+
+
+def objective(output: Output, y: Tensor, *, lambda1: float, lambda2: float, tau: float = 0.3) -> dict[str, Tensor]:
+    """Return the weighted terms of the paper's objective (section 4), those of weight 0 left out."""
+    terms = {"bce": bce(output.logits, y)}
+    if lambda1:
+        terms["neg"] = lambda1 * negative_rejection(_similarity(output), y, tau)
+    if lambda2:
+        terms["pos"] = lambda2 * positive_contrast(_similarity(output), y)
+    return terms
+
+
+def objective_released(
+    output: Output,
+    y: Tensor,
+    prototypes: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    lambda1: float,
+    lambda2: float,
+    tau: float = 0.3,
+) -> dict[str, Tensor]:
+    """Return the weighted terms of the released objective (section 5), those of weight 0 left out."""
+    terms = {"bce": bce(output.logits, y, "sum")}
+    if lambda1:
+        terms["neg"] = lambda1 * negative_rejection_released(_similarity(output), y, scale, bias, tau)
+    if lambda2:
+        terms["pos"] = lambda2 * positive_contrast_released(output.features, y, prototypes)
+    return terms
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _similarity(output: Output) -> Tensor:
+    if output.similarity is None:
+        raise FedncaError("this head has one feature for all classes; set lambda1 and lambda2 to 0 or use a LADM head")
+    return output.similarity
+
+
+def _own_prototype_loss(scores: Tensor) -> Tensor:
+    """Return -log softmax_r(scores[c, :])[c]: (B, C, C) gives (B, C)."""
+    return -scores.log_softmax(dim=-1).diagonal(dim1=1, dim2=2)
+
+
+def _mean_over_classes(values: Tensor, chosen: Tensor) -> Tensor:
+    """Average (B, C) over each sample's chosen classes, then over samples; a sample without any counts as 0."""
+    per_sample = (values * chosen).sum(dim=1) / chosen.sum(dim=1).clamp(min=1)
+    return per_sample.mean()

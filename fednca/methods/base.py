@@ -1,0 +1,182 @@
+"""The contract of a federated method.
+
+A method is two halves. As a *learner* it says what a client learns: the head on the backbone, the local loss and how
+outputs become probabilities. As a *federation rule* it says how clients and server co-operate: penalties on the
+weights, corrections after each step, extra uploads, aggregation, and a closing exchange. Every default below is
+FedAvg's, so a method overrides only what it changes. `learner` lets one method's rule train another one's learner.
+
+What travels is always a flat `dict[str, Tensor]`. Methods know no engine: everything they may look at is passed in.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from fednca.options import Options
+
+Tensors = dict[str, Tensor]
+Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, H, W) normalised, labels (B, C) with -1 = unknown
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a head is built for."""
+
+    classes: tuple[str, ...]
+    dim: int  # channels of the backbone's map
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server holds between rounds: the global model's weights and buffers, and the method's own tensors."""
+
+    weights: Tensors
+    state: Tensors = field(default_factory=dict)
+
+
+@dataclass
+class Local:
+    """What a client sees during one local update; `state` is its own and stays with it from round to round."""
+
+    client: int
+    round: int
+    lr: float
+    model: nn.Module
+    start: Tensors  # the global weights and buffers this update began with
+    received: Tensors  # what `Method.send` added to them
+    state: Tensors
+    rng: torch.Generator
+    steps: int = 0
+
+    @cached_property
+    def weights(self) -> Tensors:
+        """The trainable parameters, live: what penalties and corrections act on (never buffers)."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @cached_property
+    def global_model(self) -> nn.Module:
+        """A frozen copy of the model this update began with, in evaluation mode."""
+        frozen = copy.deepcopy(self.model).eval().requires_grad_(False)
+        frozen.load_state_dict(self.start)
+        return frozen
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sends to the server after its local update."""
+
+    client: int
+    weights: Tensors
+    extra: Tensors
+    samples: int
+    steps: int
+
+
+class Method:
+    """One federated algorithm; see the module's text for the two halves."""
+
+    Hyper: ClassVar[type[Options]] = Options
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    centralized: ClassVar[bool] = False  # one client with all images that keeps its optimiser state
+    closes: ClassVar[bool] = False  # has a closing exchange
+
+    betas: tuple[float, float] | None = None  # AdamW's, where the config leaves them open
+    clip_norm: float | None = None  # likewise
+
+    def __init__(
+        self, hyper: Options | None = None, *, pretrained: bool = False, learner: "Method | None" = None
+    ) -> None:
+        """Take the hyper-parameters, whether the backbone starts from pretrained weights, and another's learner."""
+        self.hyper = hyper if hyper is not None else self.Hyper()
+        self.pretrained = pretrained
+        self.learner: Method = learner or self
+
+    # -- learner: what a client learns ---------------------------------------------------------------------------------
+
+    def head(self, task: Task) -> nn.Module:
+        """Build the head: feature map (B, d, H, W) → `Output`."""
+        raise NotImplementedError
+
+    def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
+        """Return the weighted terms of the local loss on a batch; their sum is minimised."""
+        raise NotImplementedError
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Turn logits (B, C) into probabilities (B, C)."""
+        return logits.sigmoid()
+
+    # -- federation rule, at the client --------------------------------------------------------------------------------
+
+    def start_client(self, weights: Tensors) -> Tensors:
+        """Return a client's state before its first round; `weights` are the trainable ones."""
+        return {}
+
+    def penalties(self, local: Local) -> Tensors:
+        """Return further terms of the local loss that depend on the weights alone."""
+        return {}
+
+    def correct(self, local: Local) -> None:
+        """Change the weights in place after an optimiser step."""
+
+    def finish(self, local: Local, batches: Batches) -> Tensors:
+        """Return what a client uploads beside its weights, and update `local.state`; `batches` are its images."""
+        return {}
+
+    # -- federation rule, at the server --------------------------------------------------------------------------------
+
+    def start_server(self, weights: Tensors) -> Tensors:
+        """Return the server's own tensors before the first round; `weights` are the global model's."""
+        return {}
+
+    def send(self, server: Server) -> Tensors:
+        """Return what the server sends beside the weights."""
+        return {}
+
+    def aggregate(self, server: Server, updates: list[Update], shares: list[float]) -> Server:
+        """Make the next server from the round's updates (in order of client) and their shares (which add up to 1)."""
+        return Server(average([update.weights for update in updates], shares), server.state)
+
+    # -- closing exchange, for methods with `closes` -------------------------------------------------------------------
+
+    def close_client(self, model: nn.Module, batches: Batches) -> Tensors:
+        """Return a client's sums for the closing exchange; `model` holds the trained global weights."""
+        raise NotImplementedError
+
+    def close_server(self, server: Server, sums: list[Tensors]) -> Server:
+        """Make the final server from all clients' sums."""
+        raise NotImplementedError
+
+    def with_hyper(self, **changes: object) -> Self:
+        """Set hyper-parameters that had been left to the method to decide."""
+        self.hyper = self.hyper.model_copy(update=changes)
+        return self
+
+
+def average(weights: list[Tensors], shares: list[float]) -> Tensors:
+    """Average clients' tensors; sums run in float64 so that equal inputs stay equal, and counters take the maximum.
+
+    >>> average([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}], [0.5, 0.5])
+    {'w': tensor([2.])}
+    """
+    return {name: _average_one([each[name] for each in weights], shares) for name in weights[0]}
+
+
+def _average_one(tensors: list[Tensor], shares: list[float]) -> Tensor:
+    first = tensors[0]
+    if not first.is_floating_point():
+        return torch.stack(tensors).amax(0)
+    total = torch.zeros_like(first, dtype=torch.float64)
+    for tensor, share in zip(tensors, shares, strict=True):
+        total.add_(tensor, alpha=share)
+    return total.to(first.dtype)
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the named parameters that are trained."""
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

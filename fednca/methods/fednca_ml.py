@@ -1,0 +1,114 @@
+"""FedNCA-ML: one feature per class by attention, a fixed simplex ETF as classifier, two regularisers, plain averaging.
+
+`variant = "paper"` is what the paper's equations say, `"released"` what its authors' code computes. The rows of the
+component ablation are `fedavg`, `head = "etf"`, and `head = "ladm-etf"` with `lambda1` and `lambda2` at 0 or not; those
+of the query ablation are `queries` and `query_init` with both at 0.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fednca.errors import FedncaError
+from fednca.losses import objective, objective_released
+from fednca.methods.base import Local, Method, Task, Tensors
+from fednca.models import LADM, ETFHead, LADMHead, simplex_etf
+from fednca.options import Options
+from fednca.randomness import numpy_rng
+
+
+class FedNCAMLHyper(Options):
+    """FedNCA-ML's choices; what is left out follows from the variant, the head and the backbone."""
+
+    variant: Literal["paper", "released"] = "paper"
+    """The paper's equations, or the computation of its authors' code."""
+    head: Literal["ladm-etf", "etf"] = "ladm-etf"
+    """The ETF on one attention feature per class, or on the pooled feature."""
+    lambda1: float | None = Field(default=None, ge=0)
+    """Weight of the negative feature rejection; left out: 1 from scratch, 0.01 from pretrained weights."""
+    lambda2: float | None = Field(default=None, ge=0)
+    """Weight of the positive feature contrast; left out: 1."""
+    tau: float = Field(default=0.3, gt=0, lt=1)
+    """Similarity above which a negative feature is rejected."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads."""
+    position: bool | None = None
+    """Add the sine-cosine position table; left out: on for `paper`, off for `released`."""
+    queries: Literal["fixed", "learnable"] = "fixed"
+    """Whether the class queries are trained."""
+    query_init: Literal["etf", "random"] = "etf"
+    """What the class queries start as."""
+    etf_seed: int = Field(default=0, ge=0)
+    """Seed of the ETF's orientation: the same for all clients and training seeds."""
+    train_etf: bool = False
+    """Train, average and send the ETF like any weight, as the authors' code does by accident."""
+
+
+class FedNCAML(Method):
+    """LADM + ETF head, BCE with the two regularisers, average."""
+
+    Hyper = FedNCAMLHyper
+    summary = "one attention feature per class, fixed simplex ETF, two regularisers, weights averaged"
+    paper = "FedNCA-ML"
+    hyper: FedNCAMLHyper
+
+    def __init__(
+        self, hyper: FedNCAMLHyper | None = None, *, pretrained: bool = False, learner: Method | None = None
+    ) -> None:
+        """Decide what the hyper-parameters left open."""
+        super().__init__(hyper, pretrained=pretrained, learner=learner)
+        has_class_features = self.hyper.head == "ladm-etf"
+        if not has_class_features and (self.hyper.lambda1 or self.hyper.lambda2):
+            raise FedncaError(
+                f"head '{self.hyper.head}' has no feature per class for lambda1 and lambda2 to act on; leave them out"
+            )
+        weight_of_negatives = 0.01 if pretrained else 1.0
+        defaults: dict[str, float | bool] = {
+            "lambda1": weight_of_negatives if has_class_features else 0.0,
+            "lambda2": 1.0 if has_class_features else 0.0,
+            "position": self.hyper.variant == "paper",
+        }
+        self.with_hyper(**{name: value for name, value in defaults.items() if getattr(self.hyper, name) is None})
+        if self.hyper.variant == "released":
+            self.betas = (0.9, 0.98)
+
+    def head(self, task: Task) -> nn.Module:
+        """Build attention and classifier, or the classifier alone."""
+        hyper, classes = self.hyper, len(task.classes)
+        released = hyper.variant == "released"
+        prototypes = simplex_etf(classes, task.dim, hyper.etf_seed, basis="axes" if released else "random")
+        if hyper.head == "etf":
+            return ETFHead(prototypes, affine=released, trainable=hyper.train_etf)
+        queries = prototypes if hyper.query_init == "etf" else random_queries(classes, task.dim, hyper.etf_seed)
+        ladm = LADM(
+            task.dim,
+            queries,
+            heads=hyper.heads,
+            position=bool(hyper.position),
+            learnable_queries=hyper.queries == "learnable",
+        )
+        return LADMHead(ladm, prototypes, affine=released, trainable=hyper.train_etf)
+
+    def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
+        """Return BCE, λ1·L_Neg and λ2·L_Pos."""
+        output = model(images)
+        weights = {"lambda1": self.hyper.lambda1 or 0.0, "lambda2": self.hyper.lambda2 or 0.0, "tau": self.hyper.tau}
+        if self.hyper.variant == "paper":
+            return objective(output, labels, **weights)
+        head = model.get_submodule("head")
+        assert isinstance(head, ETFHead | LADMHead)
+        assert head.scale is not None
+        assert head.bias is not None
+        return objective_released(output, labels, head.prototypes, head.scale, head.bias, **weights)
+
+
+def random_queries(num_classes: int, dim: int, seed: int) -> Tensor:
+    """Return random unit queries (C, d), the baseline of the query ablation."""
+    drawn = numpy_rng(seed, "queries").standard_normal((num_classes, dim))
+    return torch.from_numpy((drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32))
+
+
+METHOD = FedNCAML

@@ -1,0 +1,113 @@
+"""What turns a feature map into one logit per class, and the classifier made of a backbone and such a head."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fednca.models.ladm import LADM
+
+
+class Output(NamedTuple):
+    """What every model returns for a batch."""
+
+    logits: Tensor
+    """(B, C)"""
+    similarity: Tensor | None
+    """(B, C, C), A[c, r] = h_c·m_r, where features are per class"""
+    features: Tensor
+    """(B, d) pooled, or (B, C, d) per class"""
+
+
+def _pool(feature_map: Tensor) -> Tensor:
+    return feature_map.mean(dim=(2, 3))
+
+
+class LinearHead(nn.Module):
+    """One linear layer on the globally pooled feature."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        """Build the layer from d channels to C logits."""
+        super().__init__()
+        self.linear = nn.Linear(dim, num_classes)
+
+    def forward(self, feature_map: Tensor) -> Output:
+        """Score a feature map (B, d, H, W)."""
+        features = _pool(feature_map)
+        return Output(self.linear(features), None, features)
+
+
+class MLPHead(nn.Module):
+    """The released baseline head "FC" on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
+
+    def __init__(self, dim: int, num_classes: int, hidden: int = 1024) -> None:
+        """Build the layers from d channels over `hidden` units to C logits."""
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(dim, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, num_classes)
+        )
+
+    def forward(self, feature_map: Tensor) -> Output:
+        """Score a feature map (B, d, H, W)."""
+        features = _pool(feature_map)
+        return Output(self.layers(features), None, features)
+
+
+class _PrototypeHead(nn.Module):
+    """Prototypes (C, d), fixed and absent from the state dict unless `trainable`, and the released affine logits."""
+
+    prototypes: Tensor
+    scale: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
+        super().__init__()
+        if trainable:
+            self.prototypes = nn.Parameter(prototypes.clone())
+        else:
+            self.register_buffer("prototypes", prototypes.clone(), persistent=False)
+        self.scale = nn.Parameter(torch.tensor(10.0)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(len(prototypes))) if affine else None
+
+    def _logits(self, dots: Tensor) -> Tensor:
+        """Apply s·dot + b_c to the dot products (B, C) where the head is affine."""
+        return dots if self.scale is None or self.bias is None else self.scale * dots + self.bias
+
+
+class ETFHead(_PrototypeHead):
+    """Dot products of the globally pooled feature z with the prototypes: logit_c = z·m_c."""
+
+    def forward(self, feature_map: Tensor) -> Output:
+        """Score a feature map (B, d, H, W)."""
+        features = _pool(feature_map)
+        return Output(self._logits(features @ self.prototypes.T), None, features)
+
+
+class LADMHead(_PrototypeHead):
+    """Dot products of each class's own feature with its prototype: logit_c = h_c·m_c (spec section 4)."""
+
+    def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
+        """Join the attention that makes H (B, C, d) to the prototypes M (C, d)."""
+        super().__init__(prototypes, affine=affine, trainable=trainable)
+        self.ladm = ladm
+
+    def forward(self, feature_map: Tensor) -> Output:
+        """Score a feature map (B, d, H, W)."""
+        features = self.ladm(feature_map)
+        similarity = features @ self.prototypes.T  # A: (B, C, C)
+        return Output(self._logits(similarity.diagonal(dim1=1, dim2=2)), similarity, features)
+
+
+class Classifier(nn.Module):
+    """A backbone (B, 3, H, W) → (B, d, H', W') followed by a head."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        """Join the two."""
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, images: Tensor) -> Output:
+        """Score images (B, 3, H, W)."""
+        output: Output = self.head(self.backbone(images))
+        return output

@@ -1,0 +1,81 @@
+"""Label-aware disentanglement (LADM): cross-attention that reads one feature per class from a feature map."""
+
+import torch
+from torch import Tensor, nn
+
+from fednca.errors import FedncaError
+
+
+def sincos_table(height: int, width: int, dim: int) -> Tensor:
+    """Return the fixed 2-D sine-cosine position table in float64.
+
+    The first half of the channels encodes y, the second x; even channels are sines, odd ones cosines.
+
+    Returns: (H*W, d), row y*W + x.
+    """
+    if dim % 4:
+        raise FedncaError(f"a 2-D sine-cosine table of {dim} channels cannot be built; use a multiple of 4")
+    frequencies = 10000 ** -torch.arange(0, 1, 4 / dim, dtype=torch.float64)
+    y, x = (_sincos_axis(size, frequencies) for size in (height, width))
+    grid = torch.cat([y[:, None].expand(-1, width, -1), x[None].expand(height, -1, -1)], dim=-1)
+    return grid.flatten(0, 1)
+
+
+def _sincos_axis(size: int, frequencies: Tensor) -> Tensor:
+    """Encode the coordinates 0 … size-1 of one axis: (f,) frequencies give (size, 2f)."""
+    angles = torch.arange(size, dtype=torch.float64)[:, None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+class LADM(nn.Module):
+    """Multi-head attention from one query per class to the positions of a feature map (spec section 3).
+
+    queries: (C, d), fixed and absent from the state dict unless `learnable_queries`.
+    """
+
+    queries: Tensor
+
+    def __init__(
+        self, dim: int, queries: Tensor, heads: int = 4, position: bool = True, learnable_queries: bool = False
+    ) -> None:
+        """Build the attention; `dim` must be a multiple of `heads`, and of 4 where `position` is on."""
+        super().__init__()
+        if dim % heads:
+            raise FedncaError(f"{heads} attention heads do not divide {dim} channels; use a divisor of {dim}")
+        self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
+        self.position = position
+        if learnable_queries:
+            self.queries = nn.Parameter(queries.clone())
+        else:
+            self.register_buffer("queries", queries.clone(), persistent=False)
+        self._tables: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        """Turn a feature map (B, d, H, W) into one feature per class (B, C, d)."""
+        return self._attend(feature_map, need_weights=False)[0]
+
+    def forward_with_attention(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features (B, C, d) and where each head looked for them (B, heads, C, H, W)."""
+        features, weights = self._attend(feature_map, need_weights=True)
+        assert weights is not None
+        return features, weights.reshape(*weights.shape[:-1], *feature_map.shape[-2:])
+
+    def _attend(self, feature_map: Tensor, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        tokens = feature_map.flatten(2).transpose(1, 2)  # Z: (B, S, d)
+        if self.position:
+            tokens = tokens + self._table(feature_map)  # Z~ = Z + P serves keys and values alike
+        queries = self.queries.expand(len(tokens), -1, -1)
+        features, weights = self.attention(
+            queries, tokens, tokens, need_weights=need_weights, average_attn_weights=False
+        )
+        return features, weights
+
+    def _table(self, feature_map: Tensor) -> Tensor:
+        """Return P for this map's size, built once per size, device and dtype."""
+        (height, width), device, dtype = feature_map.shape[-2:], feature_map.device, feature_map.dtype
+        key = (height, width, device, dtype)
+        if key not in self._tables:
+            # a table first built while evaluating must stay usable in training
+            with torch.inference_mode(False):
+                self._tables[key] = sincos_table(height, width, feature_map.shape[1]).to(device, dtype)
+        return self._tables[key]

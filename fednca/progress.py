@@ -1,0 +1,117 @@
+"""Watching a run: a live view on a terminal, one plain line per round elsewhere."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from fednca.callbacks import Callback
+
+if TYPE_CHECKING:
+    from fednca.data.federation import Federation
+    from fednca.engine.checkpoint import Best
+    from fednca.runs import Run
+
+SHOWN = {"macro_auc": "macro-AUC", "macro_f1": "macro-F1", "micro_auc": "micro-AUC", "micro_f1": "micro-F1"}
+
+
+def progress_for(console: Console) -> Callback:
+    """Return the view that fits the console."""
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def terms(losses: dict[str, float]) -> str:
+    """Write loss terms in a row.
+
+    >>> terms({"bce": 0.25, "neg": 0.0125})
+    'bce 0.250 neg 0.013'
+    """
+    return " ".join(f"{name} {value:.3f}" for name, value in losses.items())
+
+
+def scores(metrics: dict[str, Any]) -> str:
+    """Write the four metrics of the paper in a row; one without a value shows as a dash."""
+    values = ((label, metrics[key]) for key, label in SHOWN.items())
+    return " ".join(f"{label} {'–' if value is None else f'{value:.3f}'}" for label, value in values)
+
+
+class PlainProgress(Callback):
+    """One line per round, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        """Write to the console."""
+        self.console = console
+
+    def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
+        """Note how many rounds there are, and when they began."""
+        self.rounds, self.done, self.began = run.config.train.rounds, rounds_done, time.monotonic()
+        self.name = run.config.method.name
+
+    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+        """Print the round, its losses and metrics, and the time left."""
+        number = record["round"]
+        left = (time.monotonic() - self.began) / (number - self.done) * (self.rounds - number)
+        parts = [f"{self.name} round {number}/{self.rounds}", terms(record["losses"])]
+        if "test" in record:
+            parts += [f"val {scores(record['val'])}", f"test {scores(record['test'])}"]
+        parts.append(f"{record['samples_per_second']:.0f} images/s, {left:.0f} s left")
+        self.console.print(" | ".join(parts), highlight=False, soft_wrap=True)
+
+
+class LiveProgress(Callback):
+    """A bar over all local updates with what is happening now and what was reached so far."""
+
+    def __init__(self, console: Console) -> None:
+        """Draw on the console."""
+        self.console = console
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.now, self.reached = Text(), Text()
+        self.live = Live(Group(self.bar, self.now, self.reached), console=console, refresh_per_second=8)
+
+    def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
+        """Begin to draw."""
+        config = run.config
+        self.clients = (
+            1 if run.method.centralized else max(1, round(config.train.participation * config.partition.clients))
+        )
+        self.rounds = config.train.rounds
+        self.task: TaskID = self.bar.add_task(config.method.name, total=self.rounds, completed=rounds_done)
+        self.live.start()
+
+    def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
+        """Show the client that has just finished."""
+        self.bar.advance(self.task, 1 / self.clients)
+        self.now.plain = f"  round {number}/{self.rounds}, client {client}: {terms(losses)}"
+
+    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+        """Show what the round reached."""
+        self.bar.update(self.task, completed=record["round"])
+        if "test" in record and best is not None:
+            self.reached.plain = (
+                f"  val  {scores(record['val'])}\n  test {scores(record['test'])}\n"
+                f"  best round so far, by validation: {best.round}"
+            )
+
+    def on_end(self, run: "Run") -> None:
+        """Leave the last picture standing."""
+        self.live.stop()

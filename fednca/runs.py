@@ -1,0 +1,281 @@
+"""A run is a folder; `train` makes one, `resume` goes on with it, `Run` reads it."""
+
+import fcntl
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fednca.callbacks import Callback
+from fednca.config import Config, build_config, read_toml, validate
+from fednca.data.federation import Federation
+from fednca.data.sources import get_source
+from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
+from fednca.engine.eager import Result
+from fednca.engine.loop import Job, Record, close, judge, run_rounds
+from fednca.errors import FedncaError, RunFailedError
+from fednca.files import append_line, explain_write, write_atomic
+from fednca.methods import create_method
+from fednca.methods.base import Method, Server
+from fednca.setup import build_job, build_model, federate, load_dataset, pick_device
+
+PACKAGES = ("fednca", "torch", "torchvision", "timm", "torchmetrics", "numpy", "scikit-learn", "safetensors")
+
+
+class Run:
+    """A run's folder: its config, partition, history, checkpoints and results, finished or not.
+
+    >>> run = Run("runs/demo/fednca-ml")  # doctest: +SKIP
+    >>> run.results["val"]["test"]["macro_f1"]  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Open an existing run folder."""
+        self.folder = Path(folder)
+        if not (self.folder / "config.toml").is_file():
+            raise FedncaError(f"'{folder}' is not a run folder: it has no config.toml")
+        self.config: Config = build_config(read_toml(self.folder / "config.toml"))
+
+    @property
+    def history(self) -> list[Record]:
+        """One record per finished round: losses by term, metrics, seconds, samples per second."""
+        path = self.folder / "history.jsonl"
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and the results are written."""
+        return (self.folder / "results.json").exists()
+
+    @property
+    def results(self) -> dict[str, Record]:
+        """Metrics of the round chosen in each of three ways, up to now where the run is not finished.
+
+        `val`: best on validation, the primary one; `paper`: best on test, as the paper's code does; `last`: the last.
+        """
+        if not self.finished:
+            return select_rounds(self.history, self.config)
+        found: dict[str, Record] = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
+        return found
+
+    @cached_property
+    def method(self) -> Method:
+        """The method with the run's hyper-parameters."""
+        return create_method(self.config)
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The images, dealt to the clients as in the run."""
+        return Federation.load(self.folder / "partition.npz", load_dataset(self.config))
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the numbers may depend on: versions, machine, threads; and the names of the classes."""
+        found: dict[str, Any] = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
+        return found
+
+    def state(self, which: str = "best") -> State:
+        """Return the `best` or the `last` checkpoint."""
+        return load_checkpoint(self.folder / f"{which}.safetensors")
+
+    def model(self, which: str = "best") -> nn.Module:
+        """Return the trained model of the `best` or the `last` checkpoint, in evaluation mode."""
+        model = build_model(self.config, self.method, tuple(self.environment["classes"]), pretrained="none")
+        model.load_state_dict(self.state(which).server.weights)
+        return model.eval()
+
+
+def train(config: Config, out: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Run:
+    """Train a federation from the beginning into a new folder and return its run.
+
+    >>> run = train(load_config("demo"), "runs/mine")  # doctest: +SKIP
+    """
+    method = create_method(config)
+    device = pick_device(config.device)
+    federation = federate(config)
+    model = build_model(config, method, federation.dataset.classes, pretrained=config.model.pretrained)
+    folder = create_folder(Path(out) if out is not None else default_folder(config))
+    with locked(folder):
+        write_atomic(folder / "config.toml", resolve(config, method).to_toml().encode())
+        return _begin(Run(folder), federation, model, device, callbacks)
+
+
+def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
+    """Go on with an interrupted run from its last checkpoint; on a CPU it ends with the very same weights."""
+    run = Run(folder)
+    device = pick_device(run.config.device)
+    with locked(run.folder):
+        if not (run.folder / "last.safetensors").exists():  # killed before the first checkpoint
+            federation = federate(run.config)
+            pretrained = run.config.model.pretrained
+            model = build_model(run.config, run.method, federation.dataset.classes, pretrained=pretrained)
+            return _begin(run, federation, model, device, callbacks)
+        state = to_device(run.state("last"), device)
+        truncate_history(run.folder / "history.jsonl", state.round)
+        model = build_model(run.config, run.method, run.federation.dataset.classes, pretrained="none")
+        return _go_on(run, run.federation, model, state, device, callbacks)
+
+
+def _begin(
+    run: Run, federation: Federation, model: nn.Module, device: torch.device, callbacks: Sequence[Callback]
+) -> Run:
+    """Write what a run is before its first round, and start."""
+    with explain_write(run.folder / "partition.npz"):
+        federation.save(run.folder / "partition.npz")
+    facts = environment() | {"classes": federation.dataset.classes}
+    write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    state = State(0, Server(weights, run.method.start_server(weights)))
+    save_checkpoint(run.folder / "last.safetensors", state)
+    return _go_on(run, federation, model, to_device(state, device), device, callbacks)
+
+
+def _go_on(
+    run: Run,
+    federation: Federation,
+    model: nn.Module,
+    state: State,
+    device: torch.device,
+    callbacks: Sequence[Callback],
+) -> Run:
+    """Run the rounds that are left, keeping history and checkpoints, and write the results."""
+    job = build_job(run.config, run.method, federation, model, device)
+    for callback in callbacks:
+        callback.on_start(run, federation, state.round)
+
+    def on_client(number: int, result: Result) -> None:
+        for callback in callbacks:
+            callback.on_client(number, result.update.client, result.losses)
+
+    try:
+        # History first, then best, then last: `resume` cuts history back to `last`, which mends a kill in between.
+        for after, record, is_best in run_rounds(job, state, on_client):
+            append_line(run.folder / "history.jsonl", json.dumps(record))
+            if is_best:
+                save_checkpoint(run.folder / "best.safetensors", after)
+            save_checkpoint(run.folder / "last.safetensors", after)
+            for callback in callbacks:
+                callback.on_round(record, after.best)
+        write_atomic(run.folder / "results.json", json.dumps(final_results(run, job), indent=1).encode())
+    except RunFailedError as error:
+        raise RunFailedError(f"{error} (`fednca resume {run.folder}` goes on from the last good checkpoint)") from error
+    finally:
+        for callback in callbacks:
+            callback.on_end(run)
+    return run
+
+
+def final_results(run: Run, job: Job) -> dict[str, Record]:
+    """Return the results by selection; a method with a closing exchange is closed and judged again."""
+    results = select_rounds(run.history, run.config)
+    if job.method.closes:
+        for which, name in (("best", "val"), ("last", "last")):
+            state = to_device(run.state(which), job.test.rows.device)
+            state.server = close(job, state.server)
+            save_checkpoint(run.folder / f"{which}-closed.safetensors", state)
+            results[name] = {"round": state.round, **judge(job, state.server)}
+    return results
+
+
+def select_rounds(history: list[Record], config: Config) -> dict[str, Record]:
+    """Choose a round in three ways: best validation, best test (the paper's code), last."""
+    judged = [record for record in history if "test" in record]
+    if not judged:
+        return {}
+
+    def score(record: Record, split: str) -> float:
+        value = record[split][config.evaluate.select]
+        return float("-inf") if value is None else value
+
+    chosen = {
+        "val": max(judged, key=lambda record: score(record, "val")),
+        "paper": max(judged, key=lambda record: score(record, "test")),
+        "last": judged[-1],
+    }
+    return {name: {key: record[key] for key in ("round", "val", "test")} for name, record in chosen.items()}
+
+
+def resolve(config: Config, method: Method) -> Config:
+    """Return the config with every option of method and dataset written out."""
+    source = get_source(config.data.name)
+    options = {
+        "method.options": method.hyper,
+        "data.options": validate(source.Options, config.data.options, "data.options"),
+    }
+    if config.method.learner is not None:
+        options["method.learner_options"] = method.learner.hyper
+    return config.replace({path: own.model_dump(mode="json", exclude_none=True) for path, own in options.items()})
+
+
+def to_device(state: State, device: torch.device) -> State:
+    """Return the state with every tensor on the device."""
+    server = Server(
+        {name: tensor.to(device) for name, tensor in state.server.weights.items()},
+        {name: tensor.to(device) for name, tensor in state.server.state.items()},
+    )
+    clients = {k: {name: tensor.to(device) for name, tensor in own.items()} for k, own in state.clients.items()}
+    return State(state.round, server, clients, state.best)
+
+
+def default_folder(config: Config) -> Path:
+    """Return where a run goes that names no folder."""
+    return Path("runs") / f"{config.data.name}-{config.partition.beta:g}" / f"{config.method.name}-seed{config.seed}"
+
+
+def create_folder(folder: Path) -> Path:
+    """Create a new run folder, or take an empty one."""
+    if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+        way_out = f"go on with `fednca resume {folder}` or " if (folder / "config.toml").exists() else ""
+        raise FedncaError(f"'{folder}' exists already; {way_out}choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedncaError(f"cannot create '{folder}': {error.strerror}; choose another --out") from None
+    return folder
+
+
+def environment() -> dict[str, Any]:
+    """Return what the numbers of a run may depend on."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def truncate_history(path: Path, rounds: int) -> None:
+    """Cut history back to the first `rounds` lines: a later or half-written one belongs to no checkpoint."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").split("\n")[:rounds]
+        write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a run folder; the lock goes with the process, however it ends."""
+    path = folder / ".lock"
+    with explain_write(path):
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedncaError(f"'{folder}' is in use by another process") from None
+        yield

@@ -1,0 +1,96 @@
+"""From a config to the parts of a run: dataset, federation, model, and the job that engines execute."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fednca.config import Config, validate
+from fednca.data.federation import Federation, build_federation, resize
+from fednca.data.sources import get_source
+from fednca.data.types import Dataset, Split
+from fednca.engine.batches import HALF, IMAGENET, ImageStore, Shard
+from fednca.engine.eager import EagerEngine
+from fednca.engine.loop import Job
+from fednca.errors import FedncaError
+from fednca.methods.base import Method, Task
+from fednca.models import Classifier, build_backbone
+from fednca.randomness import seeded
+
+DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+
+
+def load_dataset(config: Config) -> Dataset:
+    """Load the configured dataset at the configured size."""
+    source = get_source(config.data.name)
+    options = validate(source.Options, config.data.options, "data.options")
+    dataset = source.load(options, Path(config.data.root) if config.data.root else None)
+
+    def at_size(split: Split) -> Split:
+        return Split(resize(split.images, config.data.image_size), split.labels, split.groups)
+
+    val = None if dataset.val is None else at_size(dataset.val)
+    return Dataset(dataset.name, dataset.classes, at_size(dataset.train), val, at_size(dataset.test))
+
+
+def federate(config: Config) -> Federation:
+    """Load the configured dataset and deal it to the clients."""
+    settings = config.partition.model_dump()
+    return build_federation(load_dataset(config), **settings, val_fraction=config.data.val_fraction)
+
+
+def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pretrained: str) -> nn.Module:
+    """Build backbone and head, initialised from the training seed."""
+    with seeded(config.seed, "init"):
+        backbone = build_backbone(
+            config.model.backbone, pretrained=pretrained, norm=config.model.norm, image_size=config.data.image_size
+        )
+        model = Classifier(backbone, method.learner.head(Task(classes, backbone.dim)))
+    return model.to(DTYPES[config.train.precision])
+
+
+def build_job(config: Config, method: Method, federation: Federation, model: nn.Module, device: torch.device) -> Job:
+    """Put images, labels and model on the device."""
+    train, val, test = federation.train, federation.val, federation.dataset.test
+    store = build_store(config, train.split.images, device)
+    if method.centralized:
+        shards = [Shard.build(store, *train.everything())]
+    else:
+        shards = [Shard.build(store, *train.client(k)) for k in range(config.partition.clients)]
+    val_store = store if val.split is train.split else build_store(config, val.split.images, device)
+    test_store = build_store(config, test.images, device)
+    return Job(
+        config=config,
+        method=method,
+        model=model.to(device),
+        engine=EagerEngine(method, model, shards, config.train, config.seed),
+        train=shards,
+        val=Shard.build(val_store, *val.union()),
+        test=Shard.build(test_store, np.arange(len(test)), test.labels),
+    )
+
+
+def build_store(config: Config, images: NDArray[np.uint8], device: torch.device) -> ImageStore:
+    """Put images on the device, with the normalisation that fits the backbone's weights."""
+    normalize = config.data.normalize
+    if normalize == "auto":
+        normalize = "half" if config.model.pretrained == "none" else "imagenet"
+    moments = IMAGENET if normalize == "imagenet" else HALF
+    return ImageStore.build(images, moments, device, DTYPES[config.train.precision])
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device by name; `auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in {"cpu", "cuda"}:
+        raise FedncaError(f"device '{name}' is not known (known: auto, cpu, cuda, cuda:N)")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise FedncaError(f"device '{name}' is not there: torch finds {torch.cuda.device_count()} CUDA devices")
+    return device

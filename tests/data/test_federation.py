@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from fednca.data.federation import Federation, build_federation, hold_out, resize
+from fednca.data.types import Dataset, Split
+from fednca.errors import FedncaError
+
+SETTINGS = {"clients": 4, "beta": 1.0, "gamma": 0.75, "seed": 0, "min_samples": 5}
+
+
+def make_split(seed: int, images: int, grouped: bool = False) -> Split:
+    rng = np.random.default_rng(seed)
+    labels = (rng.random((images, 4)) < 0.35).astype(np.int8)
+    pixels = rng.integers(0, 256, (images, 4, 4, 3), dtype=np.uint8)
+    return Split(pixels, labels, rng.integers(0, images // 4, images) if grouped else None)
+
+
+def make_dataset(*, val: bool, grouped: bool = False) -> Dataset:
+    official = make_split(1, 120, grouped) if val else None
+    return Dataset("toy", ("a", "b", "c", "d"), make_split(0, 400, grouped), official, make_split(2, 80))
+
+
+def assert_same(mine: Federation, other: Federation) -> None:
+    for share, twin in ((mine.train, other.train), (mine.val, other.val)):
+        np.testing.assert_array_equal(share.rows, twin.rows)
+        for k in range(SETTINGS["clients"]):
+            for array, same in zip(share.client(k), twin.client(k), strict=True):
+                np.testing.assert_array_equal(array, same)
+
+
+def test_an_official_validation_split_is_dealt_by_the_training_classes_and_shares():
+    federation = build_federation(make_dataset(val=True), **SETTINGS)
+    train, val = federation.train.partition, federation.val.partition
+    assert federation.val.split is federation.dataset.val
+    np.testing.assert_array_equal(train.classes, val.classes)
+    np.testing.assert_array_equal(train.proportions, val.proportions)
+    assert len(federation.train.rows) == 400
+    for k in range(4):
+        rows, labels = federation.val.client(k)
+        np.testing.assert_array_equal(labels, federation.dataset.val.labels[rows])
+        assert not labels[:, ~train.classes[k]].any()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_without_one_a_tenth_of_train_is_held_out_before_dealing(grouped):
+    federation = build_federation(make_dataset(val=False, grouped=grouped), **SETTINGS)
+    train, val = federation.train, federation.val
+    assert val.split is train.split
+    assert np.array_equal(np.sort(np.concatenate([train.rows, val.rows])), np.arange(400))
+    held = [row for k in range(4) for row in train.client(k)[0]]
+    assert not set(held) & set(val.rows.tolist())
+    if grouped:
+        assert 25 < len(val.rows) <= 40
+        assert not set(train.split.groups[train.rows]) & set(train.split.groups[val.rows])
+    else:
+        assert len(val.rows) == 40
+
+
+def test_everything_includes_what_no_client_holds_and_union_does_not():
+    federation = build_federation(make_dataset(val=False), **SETTINGS)
+    left_out = np.concatenate(list(federation.train.partition.left_out.values()))
+    assert len(left_out) > 0
+    rows, labels = federation.train.everything()
+    np.testing.assert_array_equal(labels, federation.dataset.train.labels[rows])
+    held, _ = federation.train.union()
+    assert set(rows) - set(held) == set(federation.train.rows[left_out])
+    assert len(rows) == len(held) + len(left_out)
+
+
+def test_labels_are_as_the_client_sees_them():
+    federation = build_federation(make_dataset(val=False), **SETTINGS, unmatched="loss-mask")
+    rows, labels = federation.train.union()
+    truth = federation.dataset.train.labels[rows]
+    assert (labels == -1).any()
+    np.testing.assert_array_equal(labels != truth, (labels == -1) & (truth == 1))
+
+
+@pytest.mark.parametrize("val", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_building_again_and_loading_give_the_same_federation(tmp_path, val, grouped):
+    dataset = make_dataset(val=val, grouped=grouped)
+    federation = build_federation(dataset, **SETTINGS)
+    federation.save(tmp_path / "partition.npz")
+    assert_same(federation, build_federation(dataset, **SETTINGS))
+    assert_same(federation, Federation.load(tmp_path / "partition.npz", dataset))
+
+
+def test_a_federation_of_other_labels_is_refused(tmp_path):
+    dataset = make_dataset(val=True)
+    build_federation(dataset, **SETTINGS).save(tmp_path / "partition.npz")
+    changed = dataset.train.labels.copy()
+    changed[0, 0] ^= 1
+    other = Dataset("toy", dataset.classes, Split(dataset.train.images, changed), dataset.val, dataset.test)
+    with pytest.raises(FedncaError, match="deals out other labels than those of toy"):
+        Federation.load(tmp_path / "partition.npz", other)
+
+
+def test_an_empty_validation_split_stays_empty():
+    dataset = make_dataset(val=True)
+    empty = Split(dataset.train.images[:0], dataset.train.labels[:0])
+    federation = build_federation(Dataset("toy", dataset.classes, dataset.train, empty, dataset.test), **SETTINGS)
+    assert federation.val.split is empty
+    assert len(federation.val.union()[0]) == 0
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1])
+def test_a_fraction_that_leaves_nothing_is_refused(fraction):
+    with pytest.raises(FedncaError, match=f"val_fraction is {fraction}"):
+        hold_out(make_split(0, 20), fraction, 0)
+
+
+def test_a_hold_out_is_never_empty():
+    split = make_split(0, 20)
+    stay, aside = hold_out(Split(split.images, split.labels, np.arange(20) // 10), 0.1, 0)
+    assert len(aside) == len(stay) == 10
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (9, 7), (16, 16)])
+def test_resize_squashes_as_pillow_does(shape):
+    """Pillow's antialiased bilinear filter, which rounds its weights: one grey level of slack."""
+    images = np.random.default_rng(0).integers(0, 256, (3, *shape, 3), dtype=np.uint8)
+    expected = [np.asarray(Image.fromarray(image).resize((16, 16), Image.Resampling.BILINEAR)) for image in images]
+    resized = resize(images, 16)
+    assert resized.dtype == np.uint8
+    np.testing.assert_allclose(resized.astype(int), np.stack(expected).astype(int), atol=1)
+
+
+def test_resize_leaves_images_of_that_size_alone():
+    images = np.zeros((2, 16, 16, 3), np.uint8)
+    assert resize(images, 16) is images
