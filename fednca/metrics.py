@@ -1,10 +1,12 @@
 """Multi-label metrics that leave out, and say so, the classes for which they are not defined."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fednca.errors import FedncaError
@@ -65,14 +67,14 @@ def multilabel_metrics(probabilities: Tensor, labels: Tensor, thresholds: float 
 
 def _ranking(p: Tensor, positive: Tensor) -> tuple[float, float]:
     """Return AUC and average precision of the known labels (n,) of one class, NaN where not defined."""
-    from torchmetrics.functional.classification import binary_auroc, binary_average_precision
-
-    target = positive.long()
-    if not positive.any():
-        return math.nan, math.nan
-    ap = binary_average_precision(p, target, validate_args=False).item()
-    auc = math.nan if positive.all() else binary_auroc(p, target, validate_args=False).item()
-    return auc, ap
+    p, order = p.sort(descending=True)
+    cuts = F.pad(p, (0, 1), value=-1).diff() != 0  # tied probabilities fall on one side of every threshold
+    tp = positive[order].double().cumsum(dim=0)[cuts]
+    claimed = torch.arange(1, len(p) + 1, device=p.device)[cuts]
+    positives, negatives = positive.sum(), (~positive).sum()
+    auc = torch.trapezoid(F.pad(tp, (1, 0)), F.pad(claimed - tp, (1, 0))) / (positives * negatives)
+    ap = (F.pad(tp, (1, 0)).diff() * tp / claimed).sum() / positives
+    return auc.item(), ap.item()
 
 
 def _f1(true_positives: Tensor, claims: Tensor, positives: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def _f1(true_positives: Tensor, claims: Tensor, positives: Tensor) -> Tensor:
     return (2 * true_positives.double() / claims).where(positives > 0, math.nan)
 
 
-def _mean_defined(values: "tuple[float, ...] | list[float]") -> float:
+def _mean_defined(values: Sequence[float]) -> float:
     return torch.tensor(values, dtype=torch.float64).nanmean().item()
 
 

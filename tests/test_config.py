@@ -35,7 +35,9 @@ def test_paper_preset(name):
 
 
 def test_toml_round_trip(tmp_path):
-    config = load_config("demo", {"train.betas": [0.8, 0.9], "method.options": {"lambda1": 0.5}, "train.clip_norm": 1.5})
+    config = load_config(
+        "demo", {"train.betas": [0.8, 0.9], "method.options": {"lambda1": 0.5}, "train.clip_norm": 1.5}
+    )
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml())
     assert load_config(path) == config

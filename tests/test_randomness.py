@@ -9,7 +9,9 @@ def test_a_derived_seed_is_pinned():
 
 
 def test_every_part_of_the_address_matters():
-    seeds = {derive_seed(*address) for address in [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 0, 1), (0, "a", 1, 0)]}
+    seeds = {
+        derive_seed(*address) for address in [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 0, 1), (0, "a", 1, 0)]
+    }
     assert len(seeds) == 6
 
 

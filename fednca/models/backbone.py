@@ -66,7 +66,7 @@ def build_backbone(
     if norm == "group":
         _group_batch_norm(net)
     elif norm == "frozen":
-        net = freeze_batch_norm_2d(net)
+        net = freeze_batch_norm_2d(net)  # type: ignore[no-untyped-call]
     return Backbone(net)
 
 
@@ -103,7 +103,7 @@ def _create(name: str, options: dict[str, Any]) -> nn.Module:
         ) from error
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise FedncaError(
-            f"backbone '{name}' cannot be built ({shorten(str(error), 200)}); choose another backbone, size or weight file"
+            f"backbone '{name}' cannot be built ({shorten(str(error), 200)}); choose another one, size or weights"
         ) from error
 
 
