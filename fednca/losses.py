@@ -66,7 +66,7 @@ def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, 
 
 
 def objective(output: Output, y: Tensor, *, lambda1: float, lambda2: float, tau: float = 0.3) -> dict[str, Tensor]:
-    """Return the weighted terms of the paper's objective (section 4), those of weight 0 left out."""
+    """Return the weighted terms of the paper's objective, those of weight 0 left out."""
     terms = {"bce": bce(output.logits, y)}
     if lambda1:
         terms["neg"] = lambda1 * negative_rejection(_similarity(output), y, tau)
@@ -86,7 +86,7 @@ def objective_released(
     lambda2: float,
     tau: float = 0.3,
 ) -> dict[str, Tensor]:
-    """Return the weighted terms of the released objective (section 5), those of weight 0 left out."""
+    """Return the weighted terms of the released objective, those of weight 0 left out."""
     terms = {"bce": bce(output.logits, y, "sum")}
     if lambda1:
         terms["neg"] = lambda1 * negative_rejection_released(_similarity(output), y, scale, bias, tau)

@@ -1,5 +1,6 @@
 """A federation small enough for a test: tiny digits, a narrow network, seconds on one core."""
 
+from fednca.callbacks import Callback
 from fednca.config import Config, load_config
 
 TINY = {
@@ -23,3 +24,18 @@ TINY = {
 def tiny(**changes: object) -> Config:
     """Return the tiny config; `train__rounds=1` sets `train.rounds`."""
     return load_config("demo", TINY | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+class Stop(BaseException):
+    """Stands for a kill: nothing in the package catches it."""
+
+
+class StopAfter(Callback):
+    """Stops a run when a round is done."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_round(self, record, best) -> None:
+        if record["round"] == self.rounds:
+            raise Stop

@@ -36,7 +36,7 @@ def simplex_etf(
             f"use a backbone with at least {num_classes} channels"
         )
     U = np.eye(dim, num_classes) if basis == "axes" else _random_basis(num_classes, dim, seed)
-    # section 2: M = sqrt(C/(C-1)) U (I - 11ᵀ/C), transposed; subtracting the mean column is the product with I - 11ᵀ/C
+    # M = sqrt(C/(C-1)) U (I - 11ᵀ/C), transposed; subtracting the mean column is the product with I - 11ᵀ/C
     M = np.sqrt(num_classes / (num_classes - 1)) * (U - U.mean(axis=1, keepdims=True)).T
     return torch.tensor(M, dtype=dtype)
 

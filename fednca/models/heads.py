@@ -84,7 +84,7 @@ class ETFHead(_PrototypeHead):
 
 
 class LADMHead(_PrototypeHead):
-    """Dot products of each class's own feature with its prototype: logit_c = h_c·m_c (spec section 4)."""
+    """Dot products of each class's own feature with its prototype: logit_c = h_c·m_c."""
 
     def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
         """Join the attention that makes H (B, C, d) to the prototypes M (C, d)."""

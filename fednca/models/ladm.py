@@ -28,7 +28,7 @@ def _sincos_axis(size: int, frequencies: Tensor) -> Tensor:
 
 
 class LADM(nn.Module):
-    """Multi-head attention from one query per class to the positions of a feature map (spec section 3).
+    """Multi-head attention from one query per class to the positions of a feature map.
 
     queries: (C, d), fixed and absent from the state dict unless `learnable_queries`.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from rich.box import SIMPLE
 from rich.table import Table
 
 from fednca.data.partition import summary
@@ -19,26 +19,26 @@ SELECTIONS = {"val": "best validation", "paper": "best test (paper's code)", "la
 def partition_table(federation: "Federation") -> Table:
     """Show how many positives of each class every client has; a dot is a class it never sees."""
     share = federation.train
-    counts = summary(share.partition, share.split.labels[share.rows])
+    counts = summary(share.partition, share.split.labels[share.rows])  # (K, C)
+    sizes = [len(rows) for rows in share.partition.clients]
     left_out = sum(map(len, share.partition.left_out.values()))
-    title = f"{federation.dataset.name}: training images of {len(counts)} clients by class ({left_out} left out)"
-    table = Table(title=title, title_justify="left")
-    table.add_column("client", justify="right")
-    table.add_column("images", justify="right")
-    for name in federation.dataset.classes:
-        table.add_column(name, justify="right")
-    for k, row in enumerate(counts):
-        cells = [str(n) if held else "·" for n, held in zip(row, share.partition.classes[k], strict=True)]
-        table.add_row(str(k), str(len(share.partition.clients[k])), *cells)
+    title = f"{federation.dataset.name}: training images by class and client ({left_out} left out)"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("client")
+    for k in range(len(counts)):
+        table.add_column(str(k), justify="right")
+    table.add_column("all", justify="right", style="bold")
+    for c, name in enumerate(federation.dataset.classes):
+        cells = [str(n) if held else "·" for n, held in zip(counts[:, c], share.partition.classes[:, c], strict=True)]
+        table.add_row(name, *cells, str(counts[:, c].sum()))
     table.add_section()
-    total = sum(map(len, share.partition.clients))
-    table.add_row("all", str(total), *map(str, np.sum(counts, axis=0)))
+    table.add_row("images", *map(str, sizes), str(sum(sizes)), style="bold")
     return table
 
 
 def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """Show test metrics in percent, a row each; `rows` maps a name to a result with `round` and `test`."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE)
     table.add_column("")
     for label in (*SHOWN.values(), "round"):
         table.add_column(label, justify="right")
@@ -55,7 +55,7 @@ def selections_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Ta
 
 def options_table(title: str, options: "type[Options]") -> Table:
     """Show the options of a method or dataset with their defaults."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE)
     for column in ("option", "default", "what it does"):
         table.add_column(column)
     for name, field in options.model_fields.items():
@@ -65,7 +65,7 @@ def options_table(title: str, options: "type[Options]") -> Table:
 
 def names_table(kind: str, rows: Mapping[str, tuple[str, str]], last: str) -> Table:
     """Show names with a sentence and one more fact each."""
-    table = Table()
+    table = Table(box=SIMPLE)
     for column in (kind, "what it is", last):
         table.add_column(column)
     for name, facts in rows.items():

@@ -1,0 +1,119 @@
+"""Every method of the registry keeps the contract; and a method that uses all of it gets all of it."""
+
+import pytest
+import torch
+from helpers import Stop, StopAfter, tiny
+
+import fednca.runs
+from fednca.methods import method_class, method_names
+from fednca.methods.base import Server
+from fednca.methods.fedavg import FedAvg
+from fednca.runs import resume, train
+
+
+def last_weights(run):
+    return run.state("last").server.weights
+
+
+def assert_same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_learns_repeats_itself_and_survives_an_interruption(name, tmp_path):
+    config = tiny(method__name=name, train__rounds=10, train__participation=0.7)
+    run = train(config, tmp_path / "a")
+    losses = [sum(record["losses"].values()) for record in run.history]
+    assert losses[-1] < losses[0]
+    assert all(torch.isfinite(tensor).all() for tensor in last_weights(run).values())
+
+    assert_same(last_weights(train(config, tmp_path / "b")), last_weights(run))
+
+    with pytest.raises(Stop):
+        train(config, tmp_path / "c", [StopAfter(4)])
+    assert_same(last_weights(resume(tmp_path / "c")), last_weights(run))
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_and_option_is_described(name):
+    found = method_class(name)
+    assert found.summary
+    assert found.paper
+    assert [option for option, field in found.Hyper.model_fields.items() if not field.description] == []
+
+
+class Everything(FedAvg):
+    """Uses every part of the contract in a way that can be counted."""
+
+    closes = True
+
+    def start_server(self, weights):
+        return {"rounds": torch.zeros(()), "images": torch.zeros(3)}
+
+    def start_client(self, weights):
+        assert all(weight.requires_grad for weight in weights.values())
+        return {"visits": torch.zeros(())}
+
+    def send(self, server):
+        return {"rounds": server.state["rounds"]}
+
+    def losses(self, model, images, labels, local):
+        frozen, live = local.global_model(images).logits, model(images).logits
+        assert not frozen.requires_grad
+        if local.steps == 0:  # BatchNorm apart, live and frozen model are still the same
+            assert_same(local.global_model.state_dict()["head.linear.weight"], local.weights["head.linear.weight"].data)
+        return {
+            "bce": super().losses(model, images, labels, local)["bce"],
+            "near": 0.1 * (live - frozen).square().mean(),
+        }
+
+    def penalties(self, local):
+        assert not any("running" in name for name in local.weights)
+        return {"prox": sum((w - local.start[name]).square().sum() for name, w in local.weights.items()) / 2}
+
+    def correct(self, local):
+        local.weights["head.linear.bias"].zero_()
+
+    def finish(self, local, batches):
+        assert local.received["rounds"] == local.round - 1
+        local.state["visits"] = local.state["visits"] + 1
+        return {"images": torch.tensor(float(sum(len(labels) for _, labels in batches)))}
+
+    def aggregate(self, server, updates, shares):
+        images = server.state["images"].clone()
+        for update in updates:
+            images[update.client] += update.extra["images"]
+        averaged = super().aggregate(server, updates, shares)
+        return Server(averaged.weights, {"rounds": server.state["rounds"] + 1, "images": images})
+
+    def close_client(self, model, batches):
+        assert not model.training
+        return {"positives": sum(labels.sum(0) for _, labels in batches)}
+
+    def close_server(self, server, sums):
+        total = sum(each["positives"] for each in sums)
+        return Server(server.weights | {"head.linear.bias": total}, server.state)
+
+
+def test_a_method_that_uses_the_whole_contract_is_served_before_and_after_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr(fednca.runs, "create_method", lambda config: Everything())
+    config = tiny(method__name="fedavg", train__rounds=5, train__participation=0.7)
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", [StopAfter(2)])
+    run = resume(tmp_path / "run")
+
+    state = run.state("last")
+    took_part = [sum(str(k) in record["clients"] for record in run.history) for k in range(3)]
+    sizes = [len(rows) for rows in run.federation.train.partition.clients]
+    assert sorted(took_part) != [5, 5, 5]
+    assert state.server.state["rounds"] == 5
+    assert state.server.state["images"].tolist() == [n * size for n, size in zip(took_part, sizes, strict=True)]
+    assert {k: int(own["visits"]) for k, own in state.clients.items()} == {k: n for k, n in enumerate(took_part) if n}
+    assert set(run.history[0]["losses"]) == {"bce", "near", "prox"}
+    assert state.server.weights["head.linear.bias"].abs().max() == 0
+
+    closed = run.state("last-closed").server.weights["head.linear.bias"]
+    labels = run.federation.train.union()[1]
+    assert closed.tolist() == labels.sum(axis=0).tolist()
+    assert run.results["last"]["test"] != run.history[-1]["test"]
+    assert run.results["paper"]["test"] in [record["test"] for record in run.history]

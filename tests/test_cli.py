@@ -1,0 +1,185 @@
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import tiny
+
+from fednca.cli import free_folder, main
+from fednca.runs import Run
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(tiny(train__rounds=2).to_toml())
+    return str(path)
+
+
+@pytest.fixture
+def told(capsys):
+    """Run a command that must fail, and return its one sentence."""
+
+    def tell(*words):
+        assert main([str(word) for word in words]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("fednca: ")
+        assert err.count("\n") == 1
+        return err
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("rum", "command 'rum' is not known; did you mean 'run'?"),
+        ("run", "the following arguments are required: PRESET"),
+        ("run dermamnist", "preset 'dermamnist' is not known; did you mean 'dermamnist-0.5'?"),
+        ("run no/such/file.toml", "cannot read 'no/such/file.toml': No such file or directory"),
+        ("run demo --method fednca", "method 'fednca' is not known; did you mean 'fednca-ml'?"),
+        ("run demo --dataset digit", "dataset 'digit' is not known; did you mean 'digits'?"),
+        ("run demo --backbone resnet17", "backbone 'resnet17' is not known; did you mean"),
+        ("run demo --learner fed", "method 'fed' is not known"),
+        ("run demo --beta 0", "'partition.beta' should be greater than 0, not 0.0"),
+        ("run demo --beta -1", "'partition.beta' should be greater than 0"),
+        ("run demo --gamma 0", "'partition.gamma' should be greater than 0"),
+        ("run demo --gamma 1.5", "'partition.gamma' should be less than or equal to 1, not 1.5"),
+        ("run demo --rounds many", "setting 'train.rounds' should be a valid integer, not 'many'"),
+        ("run demo --norm layer", "'model.norm' should be 'batch', 'group' or 'frozen', not 'layer'"),
+        ("run demo --betas 0.9", "'train.betas' should be two numbers with a comma between, not '0.9'"),
+        ("run demo --device tpu", "device 'tpu' is not known (known: auto, cpu, cuda, cuda:N)"),
+        ("run demo --device cuda:99", "device 'cuda:99' is not there"),
+        ("run demo --roundz 3", "flag '--roundz' is not known; did you mean '--rounds'?"),
+        ("run demo --rounds", "expected one argument"),
+        ("run demo extra", "'extra' is not expected here"),
+        ("run demo --method.lambda 1", "option of fednca-ml 'lambda' is not known; did you mean 'lambda2'?"),
+        ("run demo --method.lambda1 much", "setting 'lambda1' should be a valid number, not 'much'"),
+        ("run demo --method.lambda1 -1", "'method.options.lambda1' should be greater than or equal to 0"),
+        ("run demo --method.head etf --method.lambda1 1", "head 'etf' has no feature per class"),
+        ("run demo --method fedavg --method.lambda1 1", "option of fedavg 'lambda1' is not known"),
+        ("run demo --method.variant", "flag '--method.variant' needs a value"),
+        ("run demo --learner.lambda1 1", "no --learner is given"),
+        ("run demo --data.train_singles 1000", "1000 singles"),
+        ("run demo --clients 2000", "images cannot give 2000 clients"),
+        ("run demo --pretrained no.safetensors", "weight file 'no.safetensors'"),
+        ("run cifar10-0.5", "dataset 'cifar10' is not known"),
+        ("partition demo --clients 1", "1 clients with 5 classes each cannot hold all 10 classes"),
+        ("resume", "the following arguments are required: DIR"),
+        ("resume no/such/folder", "'no/such/folder' is not a run folder"),
+        ("resume . --rounds 3", "argument '--rounds' is not known"),
+        ("methods fedavgg", "method 'fedavgg' is not known; did you mean 'fedavg'?"),
+        ("datasets digitz", "dataset 'digitz' is not known; did you mean 'digits'?"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(told, words, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in told(*words.split())
+    assert list(tmp_path.iterdir()) == []  # and leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("rounds = ", "is not valid TOML"),
+        ("[train]\nrounds = '5'\n", "setting 'train.rounds' should be a valid integer, not '5'"),
+        ("[train]\nepochs = 5\n", "setting 'train.epochs' is not known"),
+        ("[method]\noptions = { tau = 'low' }\n", "setting 'method.options.tau' should be a valid number, not 'low'"),
+        ("\x00\xff", "is not valid TOML"),
+    ],
+)
+def test_a_bad_config_file_is_one_sentence(told, tmp_path, text, sentence):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    assert sentence in told("run", path, "--out", tmp_path / "run")
+
+
+def test_run_then_mistakes_with_its_folder(config, told, capsys, tmp_path):
+    folder = tmp_path / "run"
+    assert (
+        main(["run", config, "--out", str(folder), "--method.lambda1=0.5", "--train.lr", "2e-3", "--batch_size", "16"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "fednca-ml round 2/2" in out
+    assert "best validation" in out
+    run = Run(folder)
+    assert (run.config.method.options["lambda1"], run.config.train.lr, run.config.train.batch_size) == (0.5, 2e-3, 16)
+
+    assert "exists already; go on with `fednca resume" in told("run", config, "--out", folder)
+    checkpoint = folder / "last.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-9])
+    assert "is corrupted" in told("resume", folder)
+    (folder / "partition.npz").write_bytes(b"nonsense")
+    assert "is corrupted" in told("resume", folder)
+
+
+def test_a_folder_that_cannot_be_written(config, told, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot create" in told("run", config, "--out", tmp_path / "file" / "run")
+    assert "exists already; choose another --out" in told("run", config, "--out", tmp_path / "file")
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(config, tmp_path):
+    folder = tmp_path / "run"
+    limited = (
+        "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (200_000, 200_000)); from fednca.cli import main; "
+    )
+    code = f"{limited}sys.exit(main({['run', config, '--out', str(folder)]}))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "cannot write" in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert main(["resume", str(folder)]) == 0
+    assert Run(folder).finished
+
+
+def test_a_learner_of_another_method(config, tmp_path):
+    words = ["--method", "fedavg", "--learner", "fednca-ml", "--learner.lambda2", "0.5"]
+    assert main(["run", config, "--out", str(tmp_path / "run"), *words]) == 0
+    run = Run(tmp_path / "run")
+    assert set(run.history[0]["losses"]) == {"bce", "neg", "pos"}
+    assert run.config.method.learner_options["lambda2"] == 0.5
+
+
+def test_demo_compares_both_methods(capsys, tmp_path):
+    small = ["--rounds", "1", "--local-epochs", "1", "--out", str(tmp_path / "demo")]
+    assert main(["demo", *small]) == 0
+    out = capsys.readouterr().out
+    assert "training images by class and client" in out
+    assert "fedavg round 1/1" in out
+    assert "fednca-ml round 1/1" in out
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {"fedavg", "fednca-ml"}
+    assert free_folder(tmp_path / "demo") == tmp_path / "demo-2"
+
+
+def test_listings(capsys):
+    for words, expected in (
+        (["methods"], "fednca-ml"),
+        (["methods", "fednca-ml"], "lambda1"),
+        (["datasets"], "digits"),
+        (["datasets", "digits"], "train_singles"),
+        (["partition", "demo"], "nine"),
+    ):
+        assert main(words) == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_help_is_quick_and_imports_no_torch():
+    began = time.monotonic()
+    code = "import sys; from fednca.cli import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("False\n")
+    assert time.monotonic() - began < 1
+
+
+def test_ctrl_c_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fednca.progress.PlainProgress.on_round", interrupt)
+    assert main(["run", config, "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == f"fednca: stopped; go on with `fednca resume {tmp_path / 'run'}`\n"
+    monkeypatch.undo()
+    assert main(["resume", str(tmp_path / "run")]) == 0

@@ -1,0 +1,190 @@
+"""Runs as folders: what they hold, and that no interruption changes how they end."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from helpers import Stop, StopAfter, tiny
+
+import fednca
+import fednca.engine.checkpoint
+import fednca.files
+import fednca.runs
+from fednca.config import load_config
+from fednca.engine.evaluate import predict
+from fednca.errors import FedncaError, RunFailedError
+from fednca.metrics import multilabel_metrics
+from fednca.runs import Run, resume, select_rounds, train
+from fednca.setup import build_job
+
+CONFIG = tiny(train__rounds=4)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(CONFIG, tmp_path_factory.mktemp("runs") / "whole")
+
+
+def timeless(history):
+    clocks = {"seconds", "train_seconds", "samples_per_second"}
+    return [{key: value for key, value in record.items() if key not in clocks} for record in history]
+
+
+def assert_same_run(found: Run, expected: Run):
+    for which in ("last", "best"):
+        a, b = found.state(which), expected.state(which)
+        assert (a.round, a.best) == (b.round, b.best)
+        torch.testing.assert_close(a.server.weights, b.server.weights, rtol=0, atol=0)
+    assert timeless(found.history) == timeless(expected.history)
+    assert found.results == expected.results
+
+
+def test_a_run_knows_everything_it_did(whole):
+    run = fednca.Run(whole.folder)
+    assert run.finished
+    assert [record["round"] for record in run.history] == [1, 2, 3, 4]
+    assert set(run.history[0]["losses"]) == {"bce", "neg", "pos"}
+    assert run.config.method.options["lambda1"] == 1.0  # resolved: this model starts from scratch
+    assert run.config.data.options["train_singles"] == 12
+    assert run.environment["packages"]["torch"] == torch.__version__.partition("+")[0]
+    assert load_config(run.folder / "config.toml") == run.config
+    assert not list(run.folder.glob("*.partial"))
+
+
+def test_the_best_checkpoint_is_the_model_whose_metrics_are_reported(whole):
+    job = build_job(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
+    found = multilabel_metrics(predict(job.method, job.model, job.test, 256, whole.config.train), job.test.labels)
+    assert found.as_dict() == whole.results["val"]["test"]
+    assert whole.state("best").round == whole.results["val"]["round"]
+
+
+def test_the_reported_loss_is_that_of_the_clients_weighted_by_their_images(whole):
+    sizes = [len(rows) for rows in whole.federation.train.partition.clients]
+    record = whole.history[2]
+    each = [record["clients"][str(k)]["pos"] for k in range(3)]
+    assert record["losses"]["pos"] == pytest.approx(np.average(each, weights=sizes), rel=1e-12)
+
+
+def test_three_ways_to_choose_a_round():
+    def record(number, val, test):
+        return {"round": number, "val": {"macro_f1": val}, "test": {"macro_f1": test}}
+
+    history = [record(1, 0.2, 0.9), {"round": 2}, record(3, 0.5, 0.4), record(4, None, None), record(5, 0.5, 0.3)]
+    chosen = select_rounds(history, CONFIG)
+    assert {name: result["round"] for name, result in chosen.items()} == {"val": 3, "paper": 1, "last": 5}
+    assert select_rounds([], CONFIG) == {}
+
+
+def test_evaluation_every_second_round_and_after_the_last(tmp_path):
+    run = train(tiny(train__rounds=3, evaluate__every=2), tmp_path / "run")
+    assert ["test" in record for record in run.history] == [False, True, True]
+
+
+class Dice:
+    """Lets a number of writes pass and stops the process at the next, before or after it takes place."""
+
+    def __init__(self, monkeypatch, allowed, after):
+        self.left = allowed
+        for module, name in (
+            (fednca.runs, "write_atomic"),
+            (fednca.runs, "append_line"),
+            (fednca.engine.checkpoint, "write_atomic"),
+        ):
+            monkeypatch.setattr(module, name, self.guard(getattr(fednca.files, name), after))
+
+    def guard(self, write, after):
+        def guarded(path, content):
+            self.left -= 1
+            if self.left < 0 and not after:
+                raise Stop
+            write(path, content)
+            if self.left < 0:
+                raise Stop
+
+        return guarded
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("allowed", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 14, 17])
+def test_a_stop_at_any_write_is_mended_by_resume(whole, tmp_path, monkeypatch, allowed, after):
+    with monkeypatch.context() as patch:
+        Dice(patch, allowed, after)
+        with pytest.raises(Stop):
+            train(CONFIG, tmp_path / "run")
+    assert_same_run(resume(tmp_path / "run"), whole)
+
+
+def test_a_half_written_line_of_history_is_mended(whole, tmp_path):
+    with pytest.raises(Stop):
+        train(CONFIG, tmp_path / "run", [StopAfter(2)])
+    with (tmp_path / "run/history.jsonl").open("a") as file:
+        file.write('{"round": 3, "los')
+    assert_same_run(resume(tmp_path / "run"), whole)
+
+
+def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
+    run = train(CONFIG, tmp_path / "run")
+    before = (run.folder / "last.safetensors").read_bytes()
+    assert_same_run(resume(run.folder), whole)
+    assert (run.folder / "last.safetensors").read_bytes() == before
+
+
+def test_kill_minus_nine_at_random_moments(tmp_path):
+    config = tiny(train__rounds=40)
+    path, folder = tmp_path / "config.toml", tmp_path / "killed"
+    path.write_text(config.to_toml())
+    dice = random.Random(time.time_ns())  # any moment must do
+    arguments = ["run", str(path), "--out", str(folder)]
+    for kill in range(3):
+        code = (
+            f"import torch; torch.set_num_threads(1); from fednca.cli import main; raise SystemExit(main({arguments}))"
+        )
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+        before = written(folder)
+        while process.poll() is None and written(folder) == before:
+            time.sleep(0.01)
+        time.sleep(dice.uniform(0, 0.8))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not Run(folder).finished, f"kill {kill} came too late to show anything"
+        arguments = ["resume", str(folder)]
+    assert_same_run(resume(folder), train(config, tmp_path / "whole"))
+
+
+def written(folder):
+    """Return when the run wrote something last, the lock apart."""
+    return max((path.stat().st_mtime_ns for path in folder.glob("[!.]*")), default=0)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    config = tiny(train__optimizer="sgd", train__lr=1e30, train__batch_size=8)
+    with pytest.raises(RunFailedError, match=r"round 1, client 0: the loss term '(bce|neg|pos)' became (nan|inf)"):
+        train(config, tmp_path / "run")
+    assert Run(tmp_path / "run").state("last").round == 0
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    with pytest.raises(Stop):
+        train(CONFIG, tmp_path / "run", [StopAfter(1)])
+    with fednca.runs.locked(tmp_path / "run"), pytest.raises(FedncaError, match="in use by another process"):
+        resume(tmp_path / "run")
+
+
+def test_other_data_than_the_partitions_is_refused(tmp_path):
+    run = train(CONFIG, tmp_path / "run")
+    text = (run.folder / "config.toml").read_text()
+    (run.folder / "config.toml").write_text(text.replace("train_singles = 12", "train_singles = 13"))
+    with pytest.raises(FedncaError, match="other labels"):
+        resume(run.folder)
+
+
+def test_history_is_json_without_nan(whole):
+    text = (whole.folder / "history.jsonl").read_text()
+    assert "NaN" not in text
+    assert all(json.loads(line) for line in text.splitlines())
