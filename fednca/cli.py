@@ -136,10 +136,11 @@ def show_methods(arguments: Namespace, overrides: Overrides, console: "Console")
 
     if arguments.name:
         found = method_class(arguments.name)
-        console.print(options_table(f"{arguments.name}: {found.summary}", found.Hyper))
+        console.print(options_table(f"{arguments.name}: {found.__doc__}", found.Hyper))
     else:
         classes = {name: method_class(name) for name in method_names()}
-        console.print(names_table("method", {name: (c.summary, c.paper) for name, c in classes.items()}, "from"))
+        rows = {name: (c.__doc__ or "", c.about.paper) for name, c in classes.items()}
+        console.print(names_table("method", rows, "from"))
 
 
 def show_datasets(arguments: Namespace, overrides: Overrides, console: "Console") -> None:

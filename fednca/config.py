@@ -68,6 +68,8 @@ class MethodConfig(Options):
     """Method, as listed by `fednca methods`."""
     learner: str | None = None
     """Take head and local loss from this other method, and only the federated rule from `name`."""
+    criterion: Literal["bce", "balanced", "asl"] | None = None
+    """Take this in place of the learner's own BCE: BCE, class-balanced BCE, or the asymmetric loss."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's own options, as listed by `fednca methods NAME`."""
     learner_options: dict[str, Any] = Field(default_factory=dict)

@@ -6,7 +6,7 @@ says, and without control flow on data, so that a CUDA graph can capture it.
 """
 
 import math
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,41 @@ from fednca.errors import FedncaError
 from fednca.models.heads import Output
 
 
-def bce(logits: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-    """Binary cross-entropy over the known labels: their mean, or (released) the sum over classes, mean over samples."""
+def bce(logits: Tensor, y: Tensor) -> Tensor:
+    """Binary cross-entropy, the mean over all known labels."""
+    return bce_sum(logits, y) * len(y) / (y >= 0).sum().clamp(min=1)
+
+
+def bce_sum(logits: Tensor, y: Tensor) -> Tensor:
+    """Binary cross-entropy as released: the sum over a sample's known labels, the mean over samples."""
     logits = _precise(logits)
-    known = (y >= 0).to(logits.dtype)
     target = y.clamp(min=0).to(logits.dtype)
-    total = F.binary_cross_entropy_with_logits(logits, target, weight=known, reduction="sum")
-    return total / (known.sum().clamp(min=1) if reduction == "mean" else len(y))
+    known = (y >= 0).to(logits.dtype)
+    return F.binary_cross_entropy_with_logits(logits, target, weight=known, reduction="sum") / len(y)
+
+
+def balanced_bce(logits: Tensor, y: Tensor) -> Tensor:
+    """Half the mean of BCE over the positive pairs plus half its mean over the negative ones."""
+    logits = _precise(logits)
+    terms = ((y == 1, F.softplus(-logits)), (y == 0, F.softplus(logits)))  # -log σ(a), -log(1 - σ(a))
+    means = [(loss * chosen).sum() / chosen.sum().clamp(min=1) for chosen, loss in terms]
+    return (means[0] + means[1]) / 2
+
+
+def asymmetric(logits: Tensor, y: Tensor, gamma_neg: float = 4.0, gamma_pos: float = 0.0, clip: float = 0.05) -> Tensor:
+    """Asymmetric loss (Ridnik et al., 2021), the mean over known pairs: easy negatives count less, the easiest not."""
+    logits = _precise(logits)
+    p = logits.sigmoid()
+    shifted = (p - clip).clamp(min=0)  # p_m
+    log_not_p = F.logsigmoid(-logits)
+    if clip:  # log(1 - p_m) = log(min(1 - p + clip, 1))
+        log_not_p = torch.logaddexp(log_not_p, torch.full_like(logits, math.log(clip))).clamp(max=0)
+    positive = -((1 - p) ** gamma_pos) * F.logsigmoid(logits)
+    negative = -(shifted**gamma_neg) * log_not_p
+    return (positive * (y == 1) + negative * (y == 0)).sum() / (y >= 0).sum().clamp(min=1)
+
+
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "balanced": balanced_bce, "asl": asymmetric}
 
 
 def negative_rejection(A: Tensor, y: Tensor, tau: float = 0.3) -> Tensor:
@@ -65,9 +93,17 @@ def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, 
     return (_own_prototype_loss(cosine / temperature) * (y == 1)).sum() / len(y)
 
 
-def objective(output: Output, y: Tensor, *, lambda1: float, lambda2: float, tau: float = 0.3) -> dict[str, Tensor]:
+def objective(
+    output: Output,
+    y: Tensor,
+    *,
+    lambda1: float,
+    lambda2: float,
+    tau: float = 0.3,
+    criterion: Callable[[Tensor, Tensor], Tensor] = bce,
+) -> dict[str, Tensor]:
     """Return the weighted terms of the paper's objective, those of weight 0 left out."""
-    terms = {"bce": bce(output.logits, y)}
+    terms = {"bce": criterion(output.logits, y)}
     if lambda1:
         terms["neg"] = lambda1 * negative_rejection(_similarity(output), y, tau)
     if lambda2:
@@ -85,9 +121,10 @@ def objective_released(
     lambda1: float,
     lambda2: float,
     tau: float = 0.3,
+    criterion: Callable[[Tensor, Tensor], Tensor] = bce_sum,
 ) -> dict[str, Tensor]:
     """Return the weighted terms of the released objective, those of weight 0 left out."""
-    terms = {"bce": bce(output.logits, y, "sum")}
+    terms = {"bce": criterion(output.logits, y)}
     if lambda1:
         terms["neg"] = lambda1 * negative_rejection_released(_similarity(output), y, scale, bias, tau)
     if lambda2:

@@ -30,6 +30,7 @@ def method_class(name: str) -> "type[Method]":
 def create_method(config: "Config") -> "Method":
     """Create the configured method, on the configured learner."""
     from fednca.config import validate
+    from fednca.losses import CRITERIA
 
     chosen = config.method
     pretrained = config.model.pretrained != "none"
@@ -39,4 +40,7 @@ def create_method(config: "Config") -> "Method":
         hyper = validate(other.Hyper, chosen.learner_options, "method.learner_options")
         learner = other(hyper, pretrained=pretrained)
     cls = method_class(chosen.name)
-    return cls(validate(cls.Hyper, chosen.options, "method.options"), pretrained=pretrained, learner=learner)
+    method = cls(validate(cls.Hyper, chosen.options, "method.options"), pretrained=pretrained, learner=learner)
+    if chosen.criterion is not None:
+        method.learner.criterion = CRITERIA[chosen.criterion]
+    return method

@@ -9,7 +9,7 @@ What travels is always a flat `dict[str, Tensor]`. Methods know no engine: every
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Self
@@ -20,7 +20,20 @@ from torch import Tensor, nn
 from fednca.options import Options
 
 Tensors = dict[str, Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B, C) → ()
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, H, W) normalised, labels (B, C) with -1 = unknown
+
+
+@dataclass(frozen=True)
+class About:
+    """What a method changes against FedAvg, for tables and documentation."""
+
+    paper: str
+    formula: str
+    head: str = "linear"
+    objective: str = "BCE"
+    state: str = "none"
+    aggregation: str = "average"
 
 
 @dataclass(frozen=True)
@@ -81,13 +94,14 @@ class Method:
     """One federated algorithm; see the module's text for the two halves."""
 
     Hyper: ClassVar[type[Options]] = Options
-    summary: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
+    about: ClassVar[About]
+    extra_copies: ClassVar[int] = 0  # how many tensors of each trainable weight's size `finish` uploads
     centralized: ClassVar[bool] = False  # one client with all images that keeps its optimiser state
     closes: ClassVar[bool] = False  # has a closing exchange
 
     betas: tuple[float, float] | None = None  # AdamW's, where the config leaves them open
     clip_norm: float | None = None  # likewise
+    criterion: Criterion | None = None  # takes the place of the learner's own BCE
 
     def __init__(
         self, hyper: Options | None = None, *, pretrained: bool = False, learner: "Method | None" = None
@@ -175,8 +189,3 @@ def _average_one(tensors: list[Tensor], shares: list[float]) -> Tensor:
     for tensor, share in zip(tensors, shares, strict=True):
         total.add_(tensor, alpha=share)
     return total.to(first.dtype)
-
-
-def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the named parameters that are trained."""
-    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fednca.losses import bce
-from fednca.methods.base import Local, Method, Task, Tensors
+from fednca.methods.base import About, Local, Method, Task, Tensors
 from fednca.models.heads import LinearHead, MLPHead
 from fednca.options import Options
 
@@ -18,11 +18,10 @@ class FedAvgHyper(Options):
 
 
 class FedAvg(Method):
-    """Linear head, BCE, average."""
+    """Local training on BCE with a linear head, weights and buffers averaged."""
 
     Hyper = FedAvgHyper
-    summary = "local BCE on a linear head, weights averaged"
-    paper = "McMahan et al., 2017"
+    about = About(paper="McMahan et al., 2017", formula="w ← Σ_k w_k / K")
     hyper: FedAvgHyper
 
     def head(self, task: Task) -> nn.Module:
@@ -32,7 +31,8 @@ class FedAvg(Method):
 
     def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
         """Return BCE, the mean over samples and classes."""
-        return {"bce": bce(model(images).logits, labels)}
+        criterion = self.criterion or bce
+        return {"bce": criterion(model(images).logits, labels)}
 
 
 METHOD = FedAvg

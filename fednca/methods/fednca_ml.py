@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fednca.errors import FedncaError
-from fednca.losses import objective, objective_released
-from fednca.methods.base import Local, Method, Task, Tensors
+from fednca.losses import bce, bce_sum, objective, objective_released
+from fednca.methods.base import About, Local, Method, Task, Tensors
 from fednca.models import LADM, ETFHead, LADMHead, simplex_etf
 from fednca.options import Options
 from fednca.randomness import numpy_rng
@@ -48,11 +48,15 @@ class FedNCAMLHyper(Options):
 
 
 class FedNCAML(Method):
-    """LADM + ETF head, BCE with the two regularisers, average."""
+    """One attention feature per class, a fixed simplex ETF as classifier, two regularisers, weights averaged."""
 
     Hyper = FedNCAMLHyper
-    summary = "one attention feature per class, fixed simplex ETF, two regularisers, weights averaged"
-    paper = "FedNCA-ML"
+    about = About(
+        paper="FedNCA-ML",
+        head="LADM + fixed ETF",
+        objective="BCE + λ1·L_Neg + λ2·L_Pos",
+        formula="ŷ_c = σ(h_c·m_c); L = BCE + λ1·L_Neg + λ2·L_Pos; w ← Σ_k w_k / K",
+    )
     hyper: FedNCAMLHyper
 
     def __init__(
@@ -95,14 +99,17 @@ class FedNCAML(Method):
     def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
         """Return BCE, λ1·L_Neg and λ2·L_Pos."""
         output = model(images)
-        weights = {"lambda1": self.hyper.lambda1 or 0.0, "lambda2": self.hyper.lambda2 or 0.0, "tau": self.hyper.tau}
-        if self.hyper.variant == "paper":
-            return objective(output, labels, **weights)
+        hyper = self.hyper
+        weights = {"lambda1": hyper.lambda1 or 0.0, "lambda2": hyper.lambda2 or 0.0, "tau": hyper.tau}
+        if hyper.variant == "paper":
+            return objective(output, labels, criterion=self.criterion or bce, **weights)
         head = model.get_submodule("head")
         assert isinstance(head, ETFHead | LADMHead)
         assert head.scale is not None
         assert head.bias is not None
-        return objective_released(output, labels, head.prototypes, head.scale, head.bias, **weights)
+        return objective_released(
+            output, labels, head.prototypes, head.scale, head.bias, criterion=self.criterion or bce_sum, **weights
+        )
 
 
 def random_queries(num_classes: int, dim: int, seed: int) -> Tensor:
