@@ -133,7 +133,8 @@ def _begin(
     facts = environment() | {"classes": federation.dataset.classes}
     write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    state = State(0, Server(weights, run.method.start_server(weights)))
+    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
+    state = State(0, Server(weights, run.method.start_server(trainable)))
     save_checkpoint(run.folder / "last.safetensors", state)
     return _go_on(run, federation, model, to_device(state, device), device, callbacks)
 

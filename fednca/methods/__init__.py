@@ -41,6 +41,7 @@ def create_method(config: "Config") -> "Method":
         learner = other(hyper, pretrained=pretrained)
     cls = method_class(chosen.name)
     method = cls(validate(cls.Hyper, chosen.options, "method.options"), pretrained=pretrained, learner=learner)
+    method.clients = 1 if cls.centralized else config.partition.clients
     if chosen.criterion is not None:
         method.learner.criterion = CRITERIA[chosen.criterion]
     return method

@@ -99,6 +99,8 @@ class Method:
     centralized: ClassVar[bool] = False  # one client with all images that keeps its optimiser state
     closes: ClassVar[bool] = False  # has a closing exchange
 
+    clients: int = 1  # of the federation, set by whoever creates the method
+
     betas: tuple[float, float] | None = None  # AdamW's, where the config leaves them open
     clip_norm: float | None = None  # likewise
     criterion: Criterion | None = None  # takes the place of the learner's own BCE
@@ -145,7 +147,7 @@ class Method:
     # -- federation rule, at the server --------------------------------------------------------------------------------
 
     def start_server(self, weights: Tensors) -> Tensors:
-        """Return the server's own tensors before the first round; `weights` are the global model's."""
+        """Return the server's own tensors before the first round; `weights` are the trainable ones."""
         return {}
 
     def send(self, server: Server) -> Tensors:
