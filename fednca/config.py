@@ -116,6 +116,19 @@ class EvaluateConfig(Options):
     """Validation metric by which the best round is chosen."""
 
 
+class CalibrateConfig(Options):
+    """How the thresholds of the final model are chosen from the clients' validation shares."""
+
+    goal: Literal["f1", "sensitivity", "specificity"] = "f1"
+    """Best F1 of each class, or at least `target` sensitivity or specificity."""
+    target: float = Field(default=0.9, gt=0, le=1)
+    """The sensitivity or specificity wanted."""
+    bins: int = Field(default=1000, ge=2)
+    """Bins of the score histograms that clients send."""
+    min_count: int = Field(default=0, ge=0)
+    """Clients withhold counts below this."""
+
+
 class Config(Options):
     """A whole run."""
 
@@ -125,10 +138,13 @@ class Config(Options):
     method: MethodConfig = MethodConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    calibrate: CalibrateConfig = CalibrateConfig()
     seed: int = Field(default=0, ge=0)
     """Training seed: initial weights, batch order, dropout, sampled clients."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of an operation; left out: torch's choice. Small networks want 1; sums round alike only if equal."""
 
     def to_toml(self) -> str:
         """Return the TOML text that `load_config` reads back to an equal config."""

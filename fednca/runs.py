@@ -19,21 +19,20 @@ from fednca.data.federation import Federation
 from fednca.data.sources import get_source
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.engine.eager import Result
-from fednca.engine.loop import Job, Record, close, judge, run_rounds
+from fednca.engine.loop import Job, Record, calibrate, close, judge, run_rounds
 from fednca.errors import FedncaError, RunFailedError
 from fednca.files import append_line, explain_write, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
-from fednca.setup import build_job, build_model, federate, load_dataset, pick_device
+from fednca.setup import build_job, build_model, cpu_threads, federate, load_dataset, pick_device
 
-PACKAGES = ("fednca", "torch", "torchvision", "timm", "torchmetrics", "numpy", "scikit-learn", "safetensors")
+PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "safetensors")
 
 
 class Run:
     """A run's folder: its config, partition, history, checkpoints and results, finished or not.
 
-    >>> run = Run("runs/demo/fednca-ml")  # doctest: +SKIP
-    >>> run.results["val"]["test"]["macro_f1"]  # doctest: +SKIP
+    Example: `Run("runs/demo/fednca-ml").results["val"]["test"]["macro_f1"]`.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -60,6 +59,7 @@ class Run:
         """Metrics of the round chosen in each of three ways, up to now where the run is not finished.
 
         `val`: best on validation, the primary one; `paper`: best on test, as the paper's code does; `last`: the last.
+        In `val` and `last` of a finished run, `calibrated` holds the metrics at the calibrated thresholds.
         """
         if not self.finished:
             return select_rounds(self.history, self.config)
@@ -82,12 +82,12 @@ class Run:
         found: dict[str, Any] = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
         return found
 
-    def state(self, which: str = "best") -> State:
-        """Return the `best` or the `last` checkpoint."""
+    def state(self, which: str = "final") -> State:
+        """Return the `best` or the `last` checkpoint, or the `final` model of a finished run with its thresholds."""
         return load_checkpoint(self.folder / f"{which}.safetensors")
 
-    def model(self, which: str = "best") -> nn.Module:
-        """Return the trained model of the `best` or the `last` checkpoint, in evaluation mode."""
+    def model(self, which: str = "final") -> nn.Module:
+        """Return the trained model of the `best`, the `last` or the `final` checkpoint, in evaluation mode."""
         model = build_model(self.config, self.method, tuple(self.environment["classes"]), pretrained="none")
         model.load_state_dict(self.state(which).server.weights)
         return model.eval()
@@ -96,14 +96,14 @@ class Run:
 def train(config: Config, out: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Run:
     """Train a federation from the beginning into a new folder and return its run.
 
-    >>> run = train(load_config("demo"), "runs/mine")  # doctest: +SKIP
+    Example: `train(load_config("demo"), "runs/mine")`.
     """
     method = create_method(config)
     device = pick_device(config.device)
     federation = federate(config)
     model = build_model(config, method, federation.dataset.classes, pretrained=config.model.pretrained)
     folder = create_folder(Path(out) if out is not None else default_folder(config))
-    with locked(folder):
+    with locked(folder), cpu_threads(config.threads):
         write_atomic(folder / "config.toml", resolve(config, method).to_toml().encode())
         return _begin(Run(folder), federation, model, device, callbacks)
 
@@ -112,7 +112,7 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
     """Go on with an interrupted run from its last checkpoint; on a CPU it ends with the very same weights."""
     run = Run(folder)
     device = pick_device(run.config.device)
-    with locked(run.folder):
+    with locked(run.folder), cpu_threads(run.config.threads):
         if not (run.folder / "last.safetensors").exists():  # killed before the first checkpoint
             federation = federate(run.config)
             pretrained = run.config.model.pretrained
@@ -175,14 +175,17 @@ def _go_on(
 
 
 def final_results(run: Run, job: Job) -> dict[str, Record]:
-    """Return the results by selection; a method with a closing exchange is closed and judged again."""
+    """Hold the closing exchanges on the last and the best model, write the final one, return the results."""
     results = select_rounds(run.history, run.config)
-    if job.method.closes:
-        for which, name in (("best", "val"), ("last", "last")):
-            state = to_device(run.state(which), job.test.rows.device)
-            state.server = close(job, state.server)
-            save_checkpoint(run.folder / f"{which}-closed.safetensors", state)
-            results[name] = {"round": state.round, **judge(job, state.server)}
+    for which, name in (("last", "last"), ("best", "val")):
+        state = to_device(run.state(which), job.test.rows.device)
+        server = state.server
+        if job.method.closes:
+            server = close(job, server)
+            results[name] = {"round": state.round, **judge(job, server)}
+        thresholds, results[name]["calibrated"] = calibrate(job, server)
+    final = State(state.round, Server(server.weights), best=state.best, thresholds=thresholds)
+    save_checkpoint(run.folder / "final.safetensors", final)
     return results
 
 

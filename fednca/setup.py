@@ -1,5 +1,7 @@
 """From a config to the parts of a run: dataset, federation, model, and the job that engines execute."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +70,7 @@ def build_job(config: Config, method: Method, federation: Federation, model: nn.
         engine=EagerEngine(method, model, shards, config.train, config.seed),
         train=shards,
         val=Shard.build(val_store, *val.union()),
+        val_sizes=[len(rows) for rows in val.partition.clients],
         test=Shard.build(test_store, np.arange(len(test)), test.labels),
     )
 
@@ -79,6 +82,17 @@ def build_store(config: Config, images: NDArray[np.uint8], device: torch.device)
         normalize = "half" if config.model.pretrained == "none" else "imagenet"
     moments = IMAGENET if normalize == "imagenet" else HALF
     return ImageStore.build(images, moments, device, DTYPES[config.train.precision])
+
+
+@contextmanager
+def cpu_threads(number: int | None) -> Iterator[None]:
+    """Run a block with this many threads per CPU operation, then set the old number again."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_device(name: str) -> torch.device:

@@ -18,6 +18,7 @@ TINY = {
     "partition.min_samples": 8,
     "train.rounds": 3,
     "device": "cpu",
+    "threads": 1,
 }
 
 

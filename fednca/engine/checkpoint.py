@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
 
 from fednca.errors import FedncaError
 from fednca.files import write_atomic
@@ -30,6 +31,7 @@ class State:
     server: Server
     clients: dict[int, Tensors] = field(default_factory=dict)
     best: Best | None = None
+    thresholds: Tensor | None = None  # (C,), chosen when the run is finished
 
 
 def save_checkpoint(path: Path, state: State) -> None:
@@ -38,6 +40,8 @@ def save_checkpoint(path: Path, state: State) -> None:
     tensors |= {f"server/{name}": tensor for name, tensor in state.server.state.items()}
     for client, own in state.clients.items():
         tensors |= {f"client/{client}/{name}": tensor for name, tensor in own.items()}
+    if state.thresholds is not None:
+        tensors["thresholds"] = state.thresholds
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     best = state.best and {"round": state.best.round, "value": state.best.value}
     facts = json.dumps({"round": state.round, "best": best, "checksum": checksum(tensors)})
@@ -62,6 +66,7 @@ def load_checkpoint(path: Path) -> State:
         raise FedncaError(f"cannot read checkpoint '{path}': {error.strerror or error}") from None
     parts: dict[str, Tensors] = {"weights": {}, "server": {}}
     clients: dict[int, Tensors] = {}
+    thresholds = tensors.pop("thresholds", None)
     for path_in_file, tensor in tensors.items():
         kind, _, name = path_in_file.partition("/")
         if kind == "client":
@@ -69,7 +74,7 @@ def load_checkpoint(path: Path) -> State:
             clients.setdefault(int(number), {})[name] = tensor
         else:
             parts[kind][name] = tensor
-    return State(facts["round"], Server(parts["weights"], parts["server"]), clients, best)
+    return State(facts["round"], Server(parts["weights"], parts["server"]), clients, best, thresholds)
 
 
 def checksum(tensors: Tensors) -> str:

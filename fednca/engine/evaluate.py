@@ -1,4 +1,4 @@
-"""Judging a model: probabilities over a shard, and their metrics."""
+"""What a model says of a shard's images."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,6 @@ from fednca.config import TrainConfig
 from fednca.engine.batches import Shard
 from fednca.engine.eager import autocast
 from fednca.methods.base import Method
-from fednca.metrics import Metrics, multilabel_metrics
 
 
 @torch.inference_mode()
@@ -20,8 +19,3 @@ def predict(method: Method, model: nn.Module, shard: Shard, batch_size: int, con
             logits = model(images).logits
         parts.append(method.learner.probabilities(logits.float() if logits.dtype == torch.bfloat16 else logits))
     return torch.cat(parts)
-
-
-def evaluate(method: Method, model: nn.Module, shard: Shard, batch_size: int, config: TrainConfig) -> Metrics:
-    """Return the metrics of a model on a shard."""
-    return multilabel_metrics(predict(method, model, shard, batch_size, config), shard.labels)

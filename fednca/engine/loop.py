@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fednca.config import Config
 from fednca.engine.batches import Shard
+from fednca.engine.calibrate import pick_thresholds, score_histograms
 from fednca.engine.checkpoint import Best, State
 from fednca.engine.eager import Result
-from fednca.engine.evaluate import evaluate
+from fednca.engine.evaluate import predict
 from fednca.errors import RunFailedError
 from fednca.methods.base import Method, Server, Tensors
+from fednca.metrics import multilabel_metrics
 from fednca.randomness import numpy_rng
 
 Record = dict[str, Any]  # one line of history.jsonl
@@ -39,7 +41,8 @@ class Job:
     model: nn.Module
     engine: Engine
     train: list[Shard]  # one per client
-    val: Shard  # the union of the clients' validation shares
+    val: Shard  # the clients' validation shares, one after the other
+    val_sizes: list[int]
     test: Shard
 
 
@@ -106,13 +109,22 @@ def check_finite(result: Result, number: int) -> None:
 
 
 def judge(job: Job, server: Server) -> Record:
-    """Return the metrics of the server's model on validation and test images."""
-    job.model.load_state_dict(server.weights)
-    size = job.config.evaluate.batch_size
+    """Return the metrics of the server's model on validation and test images, at threshold 0.5."""
+    val, test = score(job, server)
     return {
-        split: evaluate(job.method, job.model, shard, size, job.config.train).as_dict()
-        for split, shard in (("val", job.val), ("test", job.test))
+        "val": multilabel_metrics(val, job.val.labels).as_dict(),
+        "test": multilabel_metrics(test, job.test.labels).as_dict(),
     }
+
+
+def score(job: Job, server: Server) -> tuple[Tensor, Tensor]:
+    """Return the probabilities that the server's model gives validation and test images."""
+    job.model.load_state_dict(server.weights)
+    val, test = (
+        predict(job.method, job.model, shard, job.config.evaluate.batch_size, job.config.train)
+        for shard in (job.val, job.test)
+    )
+    return val, test
 
 
 def describe_round(number: int, results: list[Result], seconds: float, config: Config) -> Record:
@@ -130,6 +142,21 @@ def describe_round(number: int, results: list[Result], seconds: float, config: C
         "train_seconds": round(seconds, 3),
         "samples_per_second": round(sum(samples) * config.train.local_epochs / max(seconds, 1e-9), 1),
     }
+
+
+def calibrate(job: Job, server: Server) -> tuple[Tensor, Record]:
+    """Choose thresholds from the clients' validation shares; return them (C,) and the metrics at them."""
+    config = job.config.calibrate
+    val, test = score(job, server)
+    parts = torch.split(val, job.val_sizes), torch.split(job.val.labels, job.val_sizes)
+    sent = [score_histograms(probabilities, labels, config) for probabilities, labels in zip(*parts, strict=True)]
+    thresholds = pick_thresholds(torch.stack(sent).sum(0), config)
+    record = {
+        "thresholds": thresholds.tolist(),
+        "val": multilabel_metrics(val, job.val.labels, thresholds).as_dict(),
+        "test": multilabel_metrics(test, job.test.labels, thresholds).as_dict(),
+    }
+    return thresholds, record
 
 
 def close(job: Job, server: Server) -> Server:

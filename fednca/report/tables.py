@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fednca.data.federation import Federation
     from fednca.options import Options
 
-SELECTIONS = {"val": "best validation", "paper": "best test (paper's code)", "last": "last round"}
+CALIBRATED = ("macro_f1", "micro_f1")
+SELECTIONS = {"val": "best validation", "paper": "best test, as the paper's code", "last": "last round"}
 
 
 def partition_table(federation: "Federation") -> Table:
@@ -40,11 +41,14 @@ def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """Show test metrics in percent, a row each; `rows` maps a name to a result with `round` and `test`."""
     table = Table(title=title, title_justify="left", box=SIMPLE)
     table.add_column("")
-    for label in (*SHOWN.values(), "round"):
-        table.add_column(label, justify="right")
+    labels = [*SHOWN.values(), *(f"{SHOWN[key]} cal." for key in CALIBRATED), "round"]
+    for label in labels:
+        table.add_column(label.replace("-", "\n"), justify="right", no_wrap=True)
     for name, result in rows.items():
-        values = [result["test"][key] for key in SHOWN]
+        calibrated = result.get("calibrated", {}).get("test", {})
+        values = [result["test"][key] for key in SHOWN] + [calibrated.get(key) for key in CALIBRATED]
         table.add_row(name, *("–" if v is None else f"{100 * v:.1f}" for v in values), str(result["round"]))
+    table.caption = "cal.: at thresholds calibrated on the clients' validation shares, otherwise at 0.5"
     return table
 
 

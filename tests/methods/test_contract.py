@@ -112,7 +112,7 @@ def test_a_method_that_uses_the_whole_contract_is_served_before_and_after_a_resu
     assert set(run.history[0]["losses"]) == {"bce", "near", "prox"}
     assert state.server.weights["head.linear.bias"].abs().max() == 0
 
-    closed = run.state("last-closed").server.weights["head.linear.bias"]
+    closed = run.state("final").server.weights["head.linear.bias"]
     labels = run.federation.train.union()[1]
     assert closed.tolist() == labels.sum(axis=0).tolist()
     assert run.results["last"]["test"] != run.history[-1]["test"]

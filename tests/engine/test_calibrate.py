@@ -1,0 +1,77 @@
+"""Thresholds from histograms against choosing them on the pooled scores with scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score, precision_recall_curve, recall_score
+
+from fednca.config import CalibrateConfig
+from fednca.engine.calibrate import pick_thresholds, score_histograms
+
+FINE = 100_000
+
+
+def scores(seed=0, clients=4, classes=5):
+    rng = np.random.default_rng(seed)
+    parts = []
+    for size in rng.integers(5, 80, clients):
+        labels = (rng.random((size, classes)) < 0.3).astype(np.int8)
+        logits = rng.normal(size=(size, classes)) + 1.5 * labels - 1
+        parts.append((torch.from_numpy(1 / (1 + np.exp(-logits))).float(), torch.from_numpy(labels)))
+    return parts
+
+
+def calibrate(parts, **settings):
+    config = CalibrateConfig(**settings)
+    return pick_thresholds(sum(score_histograms(p, y, config) for p, y in parts), config).numpy()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_fine_bins_f1_is_the_best_on_the_pooled_scores(seed):
+    parts = scores(seed)
+    thresholds = calibrate(parts, bins=FINE)
+    p, y = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
+    for c, threshold in enumerate(thresholds):
+        precision, recall, _ = precision_recall_curve(y[:, c], p[:, c])
+        best = (2 * precision * recall / np.maximum(precision + recall, 1e-12)).max()
+        assert f1_score(y[:, c], p[:, c] > threshold) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize("target", [0.5, 0.9, 1.0])
+def test_sensitivity_and_specificity_are_reached_and_not_given_away(target):
+    parts = scores(1)
+    p, y = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
+    step = 1 / FINE
+    for c in range(5):
+        threshold = calibrate(parts, bins=FINE, goal="sensitivity", target=target)[c]
+        assert recall_score(y[:, c], p[:, c] > threshold) >= target
+        assert recall_score(y[:, c], p[:, c] > threshold + step) < target
+        threshold = calibrate(parts, bins=FINE, goal="specificity", target=target)[c]
+        assert recall_score(1 - y[:, c], p[:, c] <= threshold) >= target
+        assert recall_score(1 - y[:, c], p[:, c] <= threshold - step) < target
+
+
+def test_histograms_are_counts_by_label_class_and_bin():
+    p = torch.tensor([[0.0, 1.0], [0.25, 0.3], [0.26, 0.5], [0.9, 0.0]])
+    y = torch.tensor([[0, 1], [1, 1], [1, -1], [0, 0]])
+    found = score_histograms(p, y, CalibrateConfig(bins=4))  # candidates 0, 0.25, 0.5, 0.75
+    naive = torch.zeros(2, 2, 5, dtype=torch.int64)
+    for i in range(4):
+        for c in range(2):
+            if y[i, c] >= 0:
+                naive[y[i, c], c, sum(float(p[i, c]) > t for t in (0, 0.25, 0.5, 0.75))] += 1
+    assert torch.equal(found, naive)
+    assert torch.equal(score_histograms(p, y, CalibrateConfig(bins=4, min_count=2)), naive.where(naive >= 2, 0))
+
+
+@pytest.mark.parametrize("goal", ["f1", "sensitivity", "specificity"])
+def test_a_class_with_nothing_to_choose_by_keeps_one_half(goal):
+    p = torch.rand(20, 1)
+    label = 1 if goal == "specificity" else 0
+    assert calibrate([(p, torch.full((20, 1), label))], goal=goal) == [0.5]
+
+
+def test_between_equally_good_thresholds_the_one_nearest_to_one_half():
+    p, y = torch.tensor([[0.1], [0.9]]), torch.tensor([[0], [1]])
+    assert calibrate([(p, y)], bins=10) == [0.5]
+    assert calibrate([(p / 4, y)], bins=1000) == [pytest.approx(0.224)]
