@@ -80,6 +80,8 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     for kind, command in (("methods", show_methods), ("datasets", show_datasets)):
         sub = add(kind, command, f"List the {kind}, or the options of one.")
         sub.add_argument("name", metavar="NAME", nargs="?", help="show the options of this one")
+        if kind == "methods":
+            sub.add_argument("--classes", metavar="N", type=int, default=20, help="classes to count uploads for")
     return parser, dict(commands.choices)
 
 
@@ -111,13 +113,13 @@ def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> 
     folder = free_folder(Path(arguments.out or "runs/demo"))
     methods = [config.method.name] if "method.name" in overrides else DEMO_METHODS
     console.print(partition_table(federate(config)), "")
-    runs = {}
+    runs = []
     for method in methods:
         with tell_how_to_resume(folder / method):
-            runs[method] = train(config.replace({"method.name": method}), folder / method, [view(console)])
+            runs.append(train(config.replace({"method.name": method}), folder / method, [view(console)]))
     title = f"test metrics in percent, at the best of {config.train.rounds} rounds by validation"
-    console.print("", results_table(title, {name: run.results["val"] for name, run in runs.items()}))
-    console.print("run folders:", *(str(run.folder) for run in runs.values()), highlight=False, soft_wrap=True)
+    console.print("", results_table(title, {named(run): run.results["val"] for run in runs}))
+    console.print("run folders:", *(str(run.folder) for run in runs), highlight=False, soft_wrap=True)
 
 
 def show_partition(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
@@ -131,38 +133,44 @@ def show_partition(arguments: Namespace, overrides: Overrides, console: "Console
 
 def show_methods(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Print the table of methods, or one method's options."""
-    from fednca.methods import method_class, method_names
-    from fednca.report.tables import names_table, options_table
+    from fednca.methods import method_class
+    from fednca.report.tables import methods_table, options_table
 
     if arguments.name:
         found = method_class(arguments.name)
         console.print(options_table(f"{arguments.name}: {found.__doc__}", found.Hyper))
     else:
-        classes = {name: method_class(name) for name in method_names()}
-        rows = {name: (c.__doc__ or "", c.about.paper) for name, c in classes.items()}
-        console.print(names_table("method", rows, "from"))
+        console.print(methods_table(arguments.classes))
 
 
 def show_datasets(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Print the table of datasets, or one dataset's options."""
     from fednca.data.sources import get_source, source_names
-    from fednca.report.tables import names_table, options_table
+    from fednca.report.tables import datasets_table, options_table
 
     if arguments.name:
         found = get_source(arguments.name)
         console.print(options_table(f"{arguments.name}: {found.SUMMARY}", found.Options))
     else:
         sources = {name: get_source(name) for name in source_names()}
-        console.print(names_table("dataset", {name: (s.SUMMARY, s.LICENCE) for name, s in sources.items()}, "licence"))
+        console.print(datasets_table(sources))
 
 
 def show_results(run: "Run", console: "Console") -> None:
     """Print the final table of a run and where it is."""
     from fednca.report.tables import selections_table
 
-    title = f"{run.config.method.name} on {run.config.data.name}: test metrics in percent, by how the round is chosen"
+    name = named(run)
+    title = f"{name} on {run.config.data.name}: test metrics in percent, by how the round is chosen"
     console.print("", selections_table(title, run.results))
     console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
+
+
+def named(run: "Run") -> str:
+    """Name a run by its method, with what must be said of its learner."""
+    config, note = run.config.method, run.method.learner.note
+    name = config.name if config.learner is None else f"{config.name} on {config.learner}"
+    return f"{name} ({note})" if note else name
 
 
 def view(console: "Console") -> "Callback":

@@ -1,4 +1,24 @@
+import os
+from pathlib import Path
+
+import pytest
 import torch
 
 # One thread: the networks of the tests are too small to share, and a loaded machine would make them wait.
 torch.set_num_threads(1)
+
+DATA = Path(os.environ.get("FEDNCA_DATA", Path(__file__).parents[2] / "shared/data"))
+
+
+@pytest.fixture
+def data_folder():
+    """The folder of real data, for tests marked `data`."""
+    return DATA
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out tests of real data where there is none, and of CUDA where there is none."""
+    missing = {"data": not DATA.is_dir(), "gpu": not torch.cuda.is_available()}
+    left_out = [item for item in items if any(missing[mark] for mark in missing if item.get_closest_marker(mark))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]

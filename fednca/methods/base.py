@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,7 @@ class Method:
     closes: ClassVar[bool] = False  # has a closing exchange
 
     clients: int = 1  # of the federation, set by whoever creates the method
+    note: str = ""  # what must be said wherever the learner's results are shown
 
     betas: tuple[float, float] | None = None  # AdamW's, where the config leaves them open
     clip_norm: float | None = None  # likewise
@@ -112,6 +113,10 @@ class Method:
         self.hyper = hyper if hyper is not None else self.Hyper()
         self.pretrained = pretrained
         self.learner: Method = learner or self
+
+    def with_hyper(self, **changes: object) -> None:
+        """Set hyper-parameters that were left to the method to decide, so that a run's config tells them."""
+        self.hyper = self.hyper.model_copy(update=changes)
 
     # -- learner: what a client learns ---------------------------------------------------------------------------------
 
@@ -167,11 +172,6 @@ class Method:
     def close_server(self, server: Server, sums: list[Tensors]) -> Server:
         """Make the final server from all clients' sums."""
         raise NotImplementedError
-
-    def with_hyper(self, **changes: object) -> Self:
-        """Set hyper-parameters that had been left to the method to decide."""
-        self.hyper = self.hyper.model_copy(update=changes)
-        return self
 
 
 def average(weights: list[Tensors], shares: list[float]) -> Tensors:

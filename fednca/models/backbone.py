@@ -1,5 +1,7 @@
 """Backbones: any timm model as a map from images to its last feature map."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from math import gcd
 from pathlib import Path
@@ -60,7 +62,9 @@ def build_backbone(
         _check_keys(file, given=_read_keys(file), wanted=set(_create(name, options).state_dict()))
         # a custom loader of timm's would expect another file format
         options["pretrained_cfg_overlay"] = {"file": str(file), "custom_load": False}
-    net = _create(name, options | {"pretrained": pretrained != "none", "features_only": True, "out_indices": (-1,)})
+    options |= {"pretrained": pretrained != "none", "features_only": True, "out_indices": (-1,)}
+    with _impatient_hub() if pretrained == "imagenet" else nullcontext():
+        net = _create(name, options)
     if name == SMALL:
         net.maxpool = nn.Identity()
     if norm == "group":
@@ -105,6 +109,22 @@ def _create(name: str, options: dict[str, Any]) -> nn.Module:
         raise FedncaError(
             f"backbone '{name}' cannot be built ({shorten(str(error), 200)}); choose another one, size or weights"
         ) from error
+
+
+@contextmanager
+def _impatient_hub() -> Iterator[None]:
+    """Turn to the local cache at once where the hub cannot be reached; it would retry for a minute."""
+    from huggingface_hub import constants, get_session
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:  # noqa: BLE001 (requests' or httpx's, by the hub's version)
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _find_file(name: str, path: Path) -> Path:

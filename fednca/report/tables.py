@@ -11,6 +11,7 @@ from fednca.progress import SHOWN
 
 if TYPE_CHECKING:
     from fednca.data.federation import Federation
+    from fednca.data.types import Source
     from fednca.options import Options
 
 CALIBRATED = ("macro_f1", "micro_f1")
@@ -67,11 +68,25 @@ def options_table(title: str, options: "type[Options]") -> Table:
     return table
 
 
-def names_table(kind: str, rows: Mapping[str, tuple[str, str]], last: str) -> Table:
-    """Show names with a sentence and one more fact each."""
+def methods_table(classes: int) -> Table:
+    """Show what every method changes against FedAvg, and what a client uploads per round."""
+    from fednca.report.methods import megabytes, method_rows
+
+    table = Table(title=f"uploads per client and round: ResNet-18, {classes} classes", title_justify="left", box=SIMPLE)
+    for column in ("method", "upload", "head", "local objective", "state", "aggregation", "from"):
+        table.add_column(column, no_wrap=column in {"method", "upload"})
+    for row in method_rows(classes):
+        about = row.about
+        facts = (about.head, about.objective, about.state, about.aggregation, about.paper)
+        table.add_row(row.name, megabytes(row.upload), *facts)
+    return table
+
+
+def datasets_table(sources: "Mapping[str, Source]") -> Table:
+    """Show what every dataset is."""
     table = Table(box=SIMPLE)
-    for column in (kind, "what it is", last):
+    for column in ("dataset", "what it is", "licence"):
         table.add_column(column)
-    for name, facts in rows.items():
-        table.add_row(name, *facts)
+    for name, source in sources.items():
+        table.add_row(name, source.SUMMARY, source.LICENCE)
     return table

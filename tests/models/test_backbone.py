@@ -1,4 +1,3 @@
-import os
 import pickle
 from pathlib import Path
 
@@ -209,8 +208,8 @@ def test_frozen_norm_is_evaluation_mode_for_ever(weights, tmp_path):
 
 
 @pytest.mark.data
-def test_real_imagenet_file_loads_whole():
-    folder = Path(os.environ["FEDNCA_DATA"]) / "weights"
+def test_real_imagenet_file_loads_whole(data_folder):
+    folder = data_folder / "weights"
     backbone = build_backbone("resnet18", pretrained=str(folder)).eval()
     given = load_file(folder / "resnet18_imagenet.safetensors")
     loaded = backbone.net.state_dict()

@@ -1,0 +1,86 @@
+"""The table of methods and docs/methods.md, both from what the methods say of themselves.
+
+`python -m fednca.report.methods` prints the page.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from fednca.methods import method_class, method_names
+from fednca.methods.base import About, Method, Task
+from fednca.models import Classifier, build_backbone
+
+INTRODUCTION = """\
+# Methods
+
+Made by `python -m fednca.report.methods`; do not edit.
+
+A method is a learner (head and local objective) and a federated rule (penalties, corrections, state, aggregation).
+`--learner NAME` trains another method's learner under a method's rule, for example
+`--method scaffold --learner fednca-ml`; `--criterion balanced` or `asl` replaces the BCE of any learner that has one.
+The upload is what one client sends per round with a ResNet-18 and {classes} classes.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in the table."""
+
+    name: str
+    summary: str
+    about: About
+    upload: int  # bytes per client and round
+    method: type[Method]
+
+
+def method_rows(classes: int) -> list[Row]:
+    """Describe every method; uploads are for ResNet-18."""
+    found = {name: method_class(name) for name in method_names()}
+    return [Row(name, (c.__doc__ or "").splitlines()[0], c.about, upload(c, classes), c) for name, c in found.items()]
+
+
+def upload(method: type[Method], classes: int) -> int:
+    """Count the bytes a client sends per round: weights, buffers and the method's extra copies of the weights."""
+    with torch.device("meta"):
+        backbone = build_backbone("resnet18")
+        model = Classifier(backbone, method().head(Task(tuple(map(str, range(classes))), backbone.dim)))
+    sent = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return sent + method.extra_copies * sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+
+def megabytes(number: int) -> str:
+    """Write a number of bytes.
+
+    >>> megabytes(44_800_000)
+    '44.8 MB'
+    """
+    return f"{number / 1e6:.1f} MB"
+
+
+def page(classes: int = 20) -> str:
+    """Return docs/methods.md."""
+    rows = method_rows(classes)
+    lines = [INTRODUCTION.format(classes=classes)]
+    lines += [
+        "| method | from | head | local objective | state | aggregation | upload |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        about = row.about
+        cells = (f"`{row.name}`", about.paper, about.head, about.objective, about.state, about.aggregation)
+        lines.append(f"| {' | '.join(cells)} | {megabytes(row.upload)} |")
+    for row in rows:
+        lines += ["", f"## {row.name}", "", row.summary, "", f"    {row.about.formula}", ""]
+        options = row.method.Hyper.model_fields
+        if options:
+            lines += ["| option | default | what it does |", "|---|---|---|"]
+        for name, field in options.items():
+            default = "" if field.default is None else f"`{field.default}`"
+            lines.append(f"| `{name}` | {default} | {field.description} |")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,33 @@
+"""The eager engine on a CUDA device against itself on the CPU."""
+
+import pytest
+import torch
+from helpers import tiny
+
+from fednca.methods import method_names
+from fednca.runs import resume, train
+
+pytestmark = pytest.mark.gpu
+
+
+def moved(run):
+    """Return the first round's update, in float64, without the attention's key bias, whose true gradient is zero."""
+    return {name: tensor for name, tensor in run.state("last").server.weights.items() if "in_proj_bias" not in name}
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_one_round_in_float64_agrees_with_the_cpu(name, tmp_path):
+    config = tiny(method__name=name, train__rounds=1, train__precision="float64")
+    here = train(config, tmp_path / "cpu")
+    there = train(config.replace({"device": "cuda"}), tmp_path / "cuda")
+    torch.testing.assert_close(moved(there), moved(here), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_bf16_learns_and_resumes(name, tmp_path):
+    config = tiny(method__name=name, device="cuda", train__precision="bf16", train__rounds=10)
+    run = train(config, tmp_path / "run")
+    losses = [sum(record["losses"].values()) for record in run.history]
+    assert losses[-1] < losses[0]
+    (tmp_path / "run/results.json").unlink()
+    assert resume(tmp_path / "run").finished
