@@ -161,8 +161,10 @@ def _go_on(
         for after, record, is_best in run_rounds(job, state, on_client):
             append_line(run.folder / "history.jsonl", json.dumps(record))
             if is_best:
-                save_checkpoint(run.folder / "best.safetensors", after)
-            save_checkpoint(run.folder / "last.safetensors", after)
+                best = State(after.round, Server(after.server.weights), best=after.best)  # to use, not to go on from
+                save_checkpoint(run.folder / "best.safetensors", best)
+            if after.round % run.config.train.checkpoint_every == 0 or after.round == run.config.train.rounds:
+                save_checkpoint(run.folder / "last.safetensors", after)
             for callback in callbacks:
                 callback.on_round(record, after.best)
         write_atomic(run.folder / "results.json", json.dumps(final_results(run, job), indent=1).encode())
@@ -179,12 +181,12 @@ def final_results(run: Run, job: Job) -> dict[str, Record]:
     results = select_rounds(run.history, run.config)
     for which, name in (("last", "last"), ("best", "val")):
         state = to_device(run.state(which), job.test.rows.device)
-        server = state.server
+        server = Server(state.server.weights)
         if job.method.closes:
             server = close(job, server)
             results[name] = {"round": state.round, **judge(job, server)}
         thresholds, results[name]["calibrated"] = calibrate(job, server)
-    final = State(state.round, Server(server.weights), best=state.best, thresholds=thresholds)
+    final = State(state.round, server, best=state.best, thresholds=thresholds)
     save_checkpoint(run.folder / "final.safetensors", final)
     return results
 

@@ -2,6 +2,7 @@
 
 from fednca.callbacks import Callback
 from fednca.config import Config, load_config
+from fednca.methods.base import Method
 
 TINY = {
     "data.options": {
@@ -17,6 +18,8 @@ TINY = {
     "partition.gamma": 0.9,
     "partition.min_samples": 8,
     "train.rounds": 3,
+    "train.local_epochs": 1,
+    "train.lr": 1e-3,
     "device": "cpu",
     "threads": 1,
 }
@@ -25,6 +28,14 @@ TINY = {
 def tiny(**changes: object) -> Config:
     """Return the tiny config; `train__rounds=1` sets `train.rounds`."""
     return load_config("demo", TINY | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+class LeastSquares(Method):
+    """Half the mean squared error of a linear model; the points (x, y) travel as labels."""
+
+    def losses(self, model, images, labels, local):
+        x, y = labels.split(1, dim=1)
+        return {"square": (model(x) - y).square().mean() / 2}
 
 
 class Stop(BaseException):

@@ -128,6 +128,14 @@ def test_a_half_written_line_of_history_is_mended(whole, tmp_path):
     assert_same_run(resume(tmp_path / "run"), whole)
 
 
+def test_rarer_checkpoints_change_nothing_either(tmp_path):
+    config = tiny(train__rounds=5, train__checkpoint_every=2)
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", [StopAfter(3)])
+    assert Run(tmp_path / "run").state("last").round == 2
+    assert_same_run(resume(tmp_path / "run"), train(config, tmp_path / "whole"))
+
+
 def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
     run = train(CONFIG, tmp_path / "run")
     before = (run.folder / "last.safetensors").read_bytes()

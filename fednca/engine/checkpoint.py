@@ -43,6 +43,8 @@ def save_checkpoint(path: Path, state: State) -> None:
     if state.thresholds is not None:
         tensors["thresholds"] = state.thresholds
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    owners = {tensor.data_ptr(): name for name, tensor in tensors.items()}  # safetensors refuses shared memory
+    tensors = {name: t if owners[t.data_ptr()] == name else t.clone() for name, t in tensors.items()}
     best = state.best and {"round": state.best.round, "value": state.best.value}
     facts = json.dumps({"round": state.round, "best": best, "checksum": checksum(tensors)})
     write_atomic(path, save(tensors, {"fednca": facts}))

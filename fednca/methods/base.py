@@ -12,11 +12,12 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from fednca.losses import bce
 from fednca.options import Options
 
 Tensors = dict[str, Tensor]
@@ -114,6 +115,11 @@ class Method:
         self.pretrained = pretrained
         self.learner: Method = learner or self
 
+    @classmethod
+    def sketch(cls) -> Self:
+        """Create the method with its defaults and nothing that must be fetched, to count and describe it."""
+        return cls()
+
     def with_hyper(self, **changes: object) -> None:
         """Set hyper-parameters that were left to the method to decide, so that a run's config tells them."""
         self.hyper = self.hyper.model_copy(update=changes)
@@ -126,7 +132,8 @@ class Method:
 
     def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
         """Return the weighted terms of the local loss on a batch; their sum is minimised."""
-        raise NotImplementedError
+        criterion = self.criterion or bce
+        return {"bce": criterion(model(images).logits, labels)}
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Turn logits (B, C) into probabilities (B, C)."""
@@ -170,7 +177,7 @@ class Method:
         raise NotImplementedError
 
     def close_server(self, server: Server, sums: list[Tensors]) -> Server:
-        """Make the final server from all clients' sums."""
+        """Make the final server from the trained weights and all clients' sums."""
         raise NotImplementedError
 
 

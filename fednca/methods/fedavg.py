@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from fednca.losses import bce
-from fednca.methods.base import About, Local, Method, Task, Tensors
+from fednca.methods.base import About, Method, Task
 from fednca.models.heads import LinearHead, MLPHead
 from fednca.options import Options
 
@@ -28,11 +27,6 @@ class FedAvg(Method):
         """Build the linear or two-layer head."""
         build = LinearHead if self.hyper.head == "linear" else MLPHead
         return build(task.dim, len(task.classes))
-
-    def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
-        """Return BCE, the mean over samples and classes."""
-        criterion = self.criterion or bce
-        return {"bce": criterion(model(images).logits, labels)}
 
 
 METHOD = FedAvg

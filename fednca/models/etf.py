@@ -1,5 +1,6 @@
 """The simplex equiangular tight frame: one fixed prototype per class, the same on every client."""
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -35,14 +36,23 @@ def simplex_etf(
             f"a simplex ETF of {num_classes} classes does not fit in {dim} dimensions; "
             f"use a backbone with at least {num_classes} channels"
         )
-    U = np.eye(dim, num_classes) if basis == "axes" else _random_basis(num_classes, dim, seed)
-    # M = sqrt(C/(C-1)) U (I - 11ᵀ/C), transposed; subtracting the mean column is the product with I - 11ᵀ/C
-    M = np.sqrt(num_classes / (num_classes - 1)) * (U - U.mean(axis=1, keepdims=True)).T
-    return torch.tensor(M, dtype=dtype)
+    axes = torch.eye(num_classes, dim, dtype=torch.float64)
+    U = axes if basis == "axes" else orthonormal_rows(num_classes, dim, seed, "etf", torch.float64)
+    # M = sqrt(C/(C-1)) U (I - 11ᵀ/C), here transposed: subtracting the mean row is the product with I - 11ᵀ/C
+    return (math.sqrt(num_classes / (num_classes - 1)) * (U - U.mean(dim=0))).to(dtype)
 
 
-def _random_basis(num_classes: int, dim: int, seed: int) -> np.ndarray:
-    """Return a seeded (d, C) matrix with orthonormal columns."""
-    Q, R = np.linalg.qr(numpy_rng(seed, "etf").standard_normal((dim, num_classes)))
+def orthonormal_rows(count: int, dim: int, seed: int, purpose: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return seeded random rows of length 1 that are pairwise orthogonal: (count, d), made in float64.
+
+    >>> rows = orthonormal_rows(2, 5, 0, "example")
+    >>> torch.allclose(rows @ rows.T, torch.eye(2), atol=1e-6)
+    True
+    """
+    if dim < count:
+        raise FedncaError(
+            f"{count} orthonormal vectors do not fit in {dim} dimensions; use a backbone with at least {count} channels"
+        )
+    Q, R = np.linalg.qr(numpy_rng(seed, purpose).standard_normal((dim, count)))
     # QR is unique only up to the signs of R's diagonal, which differ between linear-algebra libraries
-    return Q * np.sign(np.diag(R))
+    return torch.tensor((Q * np.sign(np.diag(R))).T, dtype=dtype)

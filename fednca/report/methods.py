@@ -45,9 +45,10 @@ def upload(method: type[Method], classes: int) -> int:
     """Count the bytes a client sends per round: weights, buffers and the method's extra copies of the weights."""
     with torch.device("meta"):
         backbone = build_backbone("resnet18")
-        model = Classifier(backbone, method().head(Task(tuple(map(str, range(classes))), backbone.dim)))
+        model = Classifier(backbone, method.sketch().head(Task(tuple(map(str, range(classes))), backbone.dim)))
     sent = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return sent + method.extra_copies * sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    return int(sent + method.extra_copies * trained)
 
 
 def megabytes(number: int) -> str:

@@ -72,13 +72,14 @@ def methods_table(classes: int) -> Table:
     """Show what every method changes against FedAvg, and what a client uploads per round."""
     from fednca.report.methods import megabytes, method_rows
 
-    table = Table(title=f"uploads per client and round: ResNet-18, {classes} classes", title_justify="left", box=SIMPLE)
-    for column in ("method", "upload", "head", "local objective", "state", "aggregation", "from"):
+    title = f"methods; upload is per client and round with a ResNet-18 and {classes} classes"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for column in ("method", "upload", "head / local objective / state / aggregation", "from"):
         table.add_column(column, no_wrap=column in {"method", "upload"})
     for row in method_rows(classes):
         about = row.about
-        facts = (about.head, about.objective, about.state, about.aggregation, about.paper)
-        table.add_row(row.name, megabytes(row.upload), *facts)
+        changes = " / ".join((about.head, about.objective, about.state, about.aggregation))
+        table.add_row(row.name, megabytes(row.upload), changes, about.paper)
     return table
 
 

@@ -30,6 +30,15 @@ def test_round_trip(tmp_path):
     assert json.loads(path.with_suffix(".json").read_text())["round"] == 5
 
 
+def test_tensors_that_share_memory_are_both_kept(tmp_path):
+    same = torch.randn(4)
+    state = State(1, Server({"w": same}, {"w": same, "empty": torch.zeros(0)}), {2: {"w": same}})
+    save_checkpoint(tmp_path / "last.safetensors", state)
+    found = load_checkpoint(tmp_path / "last.safetensors")
+    for tensor in (found.server.weights["w"], found.server.state["w"], found.clients[2]["w"]):
+        assert torch.equal(tensor, same)
+
+
 @pytest.mark.parametrize("where", [0.0, 0.3, 0.6, 0.999])
 def test_a_flipped_byte_anywhere_is_noticed(tmp_path, where):
     path = tmp_path / "last.safetensors"

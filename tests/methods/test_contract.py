@@ -34,6 +34,27 @@ def test_every_method_learns_repeats_itself_and_survives_an_interruption(name, t
     assert_same(last_weights(resume(tmp_path / "c")), last_weights(run))
 
 
+@pytest.mark.parametrize("learner", ["fednca-ml", "fedlgt", "ml-decoder", "spherefed", "fedetf"])
+@pytest.mark.parametrize("rule", ["fedprox", "fedcurv", "scaffold", "fedadam", "centralized"])
+def test_every_rule_trains_every_learner(rule, learner, tmp_path):
+    run = train(tiny(method__name=rule, method__learner=learner, train__rounds=2), tmp_path / "run")
+    assert run.finished
+    assert run.config.method.learner_options
+    own = {"fednca-ml": {"bce", "neg", "pos"}, "spherefed": {"mse"}}.get(learner, {"bce"})
+    penalty = {"fedprox": {"prox"}, "fedcurv": {"curv"}}.get(rule, set())
+    assert set(run.history[1]["losses"]) == own | penalty
+
+
+@pytest.mark.parametrize("learner", ["fedavg", "fednca-ml", "fedlgt", "ml-decoder", "fedetf"])
+@pytest.mark.parametrize("criterion", ["balanced", "asl"])
+def test_every_criterion_works_with_every_head(criterion, learner, tmp_path):
+    plain = train(tiny(method__name=learner, train__rounds=1), tmp_path / "plain").history[0]["losses"]
+    config = tiny(method__name=learner, method__criterion=criterion, train__rounds=1)
+    other = train(config, tmp_path / "other").history[0]["losses"]
+    assert plain.keys() == other.keys()
+    assert plain["bce"] != other["bce"]
+
+
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_and_option_is_described(name):
     found = method_class(name)

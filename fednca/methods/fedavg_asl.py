@@ -1,0 +1,50 @@
+"""FedAvg on the asymmetric loss (Ridnik et al., 2021), which turns down the many easy negatives."""
+
+from functools import partial
+
+from pydantic import Field, field_validator
+
+from fednca.losses import asymmetric
+from fednca.methods.base import About, Method
+from fednca.methods.fedavg import FedAvg, FedAvgHyper
+
+
+class FedAvgASLHyper(FedAvgHyper):
+    """FedAvg's choices and those of the asymmetric loss."""
+
+    gamma_neg: float = Field(default=4.0, ge=0, allow_inf_nan=False)
+    """How much less an easy negative counts, 0 or at least 1."""
+    gamma_pos: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """How much less an easy positive counts, 0 or at least 1."""
+    clip: float = Field(default=0.05, ge=0, lt=1)
+    """Probability up to which a negative does not count at all."""
+
+    @field_validator("gamma_neg", "gamma_pos")
+    @classmethod
+    def _has_finite_slope(cls, gamma: float) -> float:
+        if 0 < gamma < 1:
+            raise ValueError(f"a power of {gamma} has no finite slope at 0; use 0 or at least 1")
+        return gamma
+
+
+class FedAvgASL(FedAvg):
+    """FedAvg whose loss counts easy negatives less and the easiest not at all."""
+
+    Hyper = FedAvgASLHyper
+    about = About(
+        paper="Ridnik et al., 2021",
+        objective="asymmetric loss",
+        formula="L = -y·(1-p)^γ₊·log p - (1-y)·q^γ₋·log(1-q), q = max(p - clip, 0); w ← Σ_k w_k / K",
+    )
+    hyper: FedAvgASLHyper
+
+    def __init__(
+        self, hyper: FedAvgASLHyper | None = None, *, pretrained: bool = False, learner: Method | None = None
+    ) -> None:
+        """Fix the loss's powers and its clip."""
+        super().__init__(hyper, pretrained=pretrained, learner=learner)
+        own = self.hyper
+        self.criterion = partial(asymmetric, gamma_neg=own.gamma_neg, gamma_pos=own.gamma_pos, clip=own.clip)
+
+
+METHOD = FedAvgASL

@@ -1,0 +1,102 @@
+"""FedLGT (Liu et al., 2024): a transformer over image and label tokens, whose label tokens are frozen text embeddings.
+
+Training reveals some of a sample's labels through their tokens and asks for the others, so that label dependencies are
+learnt; at test time nothing is revealed. As in C-Tran, how many are revealed is drawn for each sample. Client-aware
+masking hides a revealed label again wherever the global model is undecided about it. The decision is made for each
+label of each sample, throughout the batch (the authors' code looks at a batch's first sample only).
+"""
+
+from typing import Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fednca.losses import bce
+from fednca.methods.base import About, Local, Method, Task, Tensors
+from fednca.models.etf import orthonormal_rows
+from fednca.models.text import origin, resolve_source, text_table
+from fednca.models.tokens import LabelTransformerHead
+from fednca.options import Options
+
+
+class FedLGTHyper(Options):
+    """FedLGT's choices."""
+
+    text: str = "auto"
+    """`clip`, `random`, a .npz, .npy or .safetensors file; `auto` is `clip` with open_clip installed, else `random`."""
+    layers: int = Field(default=3, ge=1)
+    """Encoder layers."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads."""
+    ffn: int = Field(default=512, ge=1)
+    """Hidden units of each layer's feed-forward net."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout in the encoder layers."""
+    max_revealed: float = Field(default=0.75, ge=0, lt=1)
+    """Largest share of a sample's known labels that training reveals."""
+    band_low: float = Field(default=0.48, ge=0, le=1)
+    """Probability from which on the global model counts as undecided about a label."""
+    band_high: float = Field(default=0.52, ge=0, le=1)
+    """Probability up to which the global model counts as undecided; below `band_low`, client-aware masking is off."""
+    table_seed: int = Field(default=0, ge=0)
+    """Seed of state embeddings, random text table and projection: the same for all clients and training seeds."""
+
+
+class FedLGT(Method):
+    """BCE on the hidden labels, given the image and the revealed ones, weights averaged."""
+
+    Hyper = FedLGTHyper
+    about = About(
+        paper="Liu et al., 2024",
+        head="transformer over image and label tokens",
+        objective="BCE on hidden labels",
+        formula="ŷ = σ(Transformer(F, t_c + e(revealed y_c))); L = BCE over hidden labels; w ← Σ_k w_k / K",
+    )
+    clip_norm = 10.0
+    hyper: FedLGTHyper
+
+    def __init__(
+        self, hyper: FedLGTHyper | None = None, *, pretrained: bool = False, learner: Method | None = None
+    ) -> None:
+        """Decide which text table `auto` stands for."""
+        super().__init__(hyper, pretrained=pretrained, learner=learner)
+        self.with_hyper(text=resolve_source(self.hyper.text))
+        self.note = f"text table: {origin(self.hyper.text)}"
+
+    @classmethod
+    def sketch(cls) -> Self:
+        """Create the method on random text embeddings."""
+        return cls(FedLGTHyper(text="random"))
+
+    def head(self, task: Task) -> nn.Module:
+        """Build the transformer on frozen text and state embeddings."""
+        hyper = self.hyper
+        texts, _ = text_table(task.classes, task.dim, hyper.text, hyper.table_seed)
+        states = orthonormal_rows(3, task.dim, hyper.table_seed, "state embeddings")
+        return LabelTransformerHead(
+            texts, states, layers=hyper.layers, heads=hyper.heads, ffn=hyper.ffn, dropout=hyper.dropout
+        )
+
+    def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
+        """Return BCE, the mean over the labels that are known but not revealed."""
+        with torch.no_grad():
+            p = self.probabilities(local.global_model(images).logits)
+        undecided = (p >= self.hyper.band_low) & (p <= self.hyper.band_high)
+        revealed = draw_revealed(labels, self.hyper.max_revealed, local.rng) & ~undecided
+        feature_map = model.get_submodule("backbone")(images)
+        output = model.get_submodule("head")(feature_map, labels.masked_fill(~revealed, -1))
+        criterion = self.criterion or bce
+        return {"bce": criterion(output.logits, labels.masked_fill(revealed, -1))}
+
+
+def draw_revealed(labels: Tensor, most: float, rng: torch.Generator) -> Tensor:
+    """Choose which known labels (B, C) to reveal: n of a sample's k, with n uniform in 0 … ⌊most·k⌋."""
+    draws = torch.rand(len(labels), labels.shape[1] + 1, generator=rng).to(labels.device)
+    known = labels >= 0
+    rank = draws[:, 1:].masked_fill(~known, 1).argsort(dim=1).argsort(dim=1)  # unknown labels come last
+    most_revealed = (most * known.sum(dim=1, keepdim=True)).floor()
+    return rank < (draws[:, :1] * (most_revealed + 1)).floor()
+
+
+METHOD = FedLGT

@@ -1,0 +1,56 @@
+"""SCAFFOLD (Karimireddy et al., 2020), option II: control variates take the clients' drift out of their updates.
+
+A control is a mean update per step, divided by the learning rate. AdamW would rescale it if it were added to the
+gradient, so it is applied after the optimiser's step; under plain SGD the two are the same, the paper's rule.
+"""
+
+import torch
+
+from fednca.methods.base import About, Batches, Local, Server, Tensors, Update, average
+from fednca.methods.fedavg import FedAvg
+
+
+class Scaffold(FedAvg):
+    """FedAvg whose steps are corrected by the difference between the server's and the client's mean update."""
+
+    about = About(
+        paper="Karimireddy et al., 2020",
+        formula="w ← w - lr·(g + c - c_k); c_k⁺ = c_k - c + (w_global - w_k)/(steps·lr); c ← c + Σ_k (c_k⁺ - c_k) / K",
+        state="c, c_k",
+    )
+    extra_copies = 1
+
+    def start_client(self, weights: Tensors) -> Tensors:
+        """Return the control c_k = 0."""
+        return {name: torch.zeros_like(weight) for name, weight in weights.items()}
+
+    def start_server(self, weights: Tensors) -> Tensors:
+        """Return the control c = 0."""
+        return self.start_client(weights)
+
+    def send(self, server: Server) -> Tensors:
+        """Return c."""
+        return server.state
+
+    def correct(self, local: Local) -> None:
+        """Step w ← w - lr·(c - c_k)."""
+        for name, weight in local.weights.items():
+            weight.sub_(local.received[name] - local.state[name], alpha=local.lr)
+
+    def finish(self, local: Local, batches: Batches) -> Tensors:
+        """Renew c_k and return its change c_k⁺ - c_k = (w_global - w_k)/(steps·lr) - c."""
+        change = {
+            name: (local.start[name] - weight.detach()) / (local.steps * local.lr) - local.received[name]
+            for name, weight in local.weights.items()
+        }
+        local.state = {name: control + change[name] for name, control in local.state.items()}
+        return change
+
+    def aggregate(self, server: Server, updates: list[Update], shares: list[float]) -> Server:
+        """Average the weights, and move c by the round's changes over the number of all clients, present or not."""
+        change = average([update.extra for update in updates], [1 / self.clients] * len(updates))
+        control = {name: c + change[name] for name, c in server.state.items()}
+        return Server(super().aggregate(server, updates, shares).weights, control)
+
+
+METHOD = Scaffold

@@ -1,0 +1,49 @@
+"""Heads that compare the pooled feature, scaled to unit length, with a classifier that is never trained."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednca.models.heads import Output
+
+
+def unit_features(feature_map: Tensor, like: Tensor) -> Tensor:
+    """Pool a feature map (B, d, H, W) and scale to unit length (B, d), in the arithmetic of `like`."""
+    return F.normalize(feature_map.mean(dim=(2, 3)).to(like.dtype), dim=1)
+
+
+class CosineHead(nn.Module):
+    """Cosines with fixed unit prototypes (C, d), absent from the state dict, times one learnable scale: s·z·m_c."""
+
+    prototypes: Tensor
+
+    def __init__(self, prototypes: Tensor, scale: float) -> None:
+        """Take the prototypes and what the scale starts as."""
+        super().__init__()
+        self.register_buffer("prototypes", prototypes.clone(), persistent=False)
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, feature_map: Tensor) -> Output:
+        """Score a feature map (B, d, H, W)."""
+        with torch.autocast(feature_map.device.type, enabled=False):
+            features = unit_features(feature_map, self.prototypes)
+            return Output(self.scale * features @ self.prototypes.T, None, features)
+
+
+class SphereHead(nn.Module):
+    """Scores W·z + b; W (C, d) and b () are not trained but in the state dict, so that calibration can replace them."""
+
+    weight: Tensor
+    offset: Tensor
+
+    def __init__(self, weight: Tensor, offset: float) -> None:
+        """Take the classifier to train the features against."""
+        super().__init__()
+        self.register_buffer("weight", weight.clone())
+        self.register_buffer("offset", torch.tensor(offset))
+
+    def forward(self, feature_map: Tensor) -> Output:
+        """Score a feature map (B, d, H, W)."""
+        with torch.autocast(feature_map.device.type, enabled=False):
+            features = unit_features(feature_map, self.weight)
+            return Output(features @ self.weight.T + self.offset, None, features)

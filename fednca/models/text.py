@@ -1,0 +1,176 @@
+"""One fixed vector per class name: from CLIP's text tower, from a file, or random where there is neither."""
+
+import hashlib
+import importlib
+import importlib.util
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from fednca.errors import FedncaError
+from fednca.files import explain_write, write_atomic
+from fednca.models.etf import orthonormal_rows
+from fednca.randomness import seeded
+
+PROMPT = "The photo contains {name}."
+CLIP = ("ViT-B-32-quickgelu", "openai")  # open_clip's names of architecture and weights
+SUFFIXES = (".npz", ".npy", ".safetensors")
+# what PASCAL VOC and CIFAR-10 call the classes that COCO, and tables made for it, call otherwise
+ALIASES = {
+    "aeroplane": "airplane",
+    "automobile": "car",
+    "motorbike": "motorcycle",
+    "sofa": "couch",
+    "tvmonitor": "tv",
+}
+
+
+def text_table(classes: Sequence[str], dim: int, source: str = "auto", seed: int = 0) -> tuple[Tensor, str]:
+    """Return unit rows (C, d), one per class, and the name of their origin.
+
+    source: `clip`, `random`, a file, or `auto` for `clip` where open_clip is installed and `random` elsewhere.
+    A table of another width than d goes through a seeded random projection with orthonormal rows or columns.
+    """
+    source = resolve_source(source)
+    if source == "random":
+        return orthonormal_rows(len(classes), dim, seed, "text table"), origin(source)
+    table = clip_table(classes) if source == "clip" else file_table(Path(source), classes)
+    return F.normalize(project(torch.from_numpy(table), dim, seed), dim=1).float(), origin(source)
+
+
+def resolve_source(source: str) -> str:
+    """Replace `auto` by what it stands for on this machine."""
+    if source == "auto":
+        return "clip" if importlib.util.find_spec("open_clip") else "random"
+    if source not in {"clip", "random"} and Path(source).suffix not in SUFFIXES:
+        raise FedncaError(f"text table '{source}' is not known; use auto, clip, random or a {'/'.join(SUFFIXES)} file")
+    return source
+
+
+def origin(source: str) -> str:
+    """Name where a resolved source's vectors come from, for every table of results that rests on them."""
+    names = {"clip": "CLIP ViT-B/32", "random": "random orthonormal stand-in"}
+    return names.get(source) or f"file {Path(source).name}"
+
+
+def project(table: Tensor, dim: int, seed: int) -> Tensor:
+    """Bring rows (C, w) to width d by a seeded random matrix whose shorter sides are orthonormal."""
+    width = table.shape[1]
+    if width == dim:
+        return table
+    basis = orthonormal_rows(min(width, dim), max(width, dim), seed, "text projection").to(table.dtype)
+    return table @ (basis if width < dim else basis.T)
+
+
+def clip_table(classes: Sequence[str]) -> NDArray[np.float64]:
+    """Return CLIP's text embeddings (C, 512), from the cache where they have been computed before."""
+    prompts = [PROMPT.format(name=name.replace("_", " ")) for name in classes]
+    key = hashlib.sha256("\n".join([*CLIP, *prompts]).encode()).hexdigest()[:16]
+    path = cache_folder() / f"clip-{key}.npz"
+    if not path.exists():
+        table = encode_with_clip(prompts)
+        buffer = io.BytesIO()
+        np.savez(buffer, names=np.array(classes), table=table)
+        with explain_write(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, buffer.getvalue())
+    return file_table(path, classes)
+
+
+def encode_with_clip(prompts: list[str]) -> NDArray[np.float32]:
+    """Embed prompts with open_clip's text tower, leaving the global random state alone."""
+    try:
+        open_clip = importlib.import_module("open_clip")
+    except ImportError:
+        raise FedncaError(
+            "text table 'clip' needs open_clip: pip install open_clip_torch, or use random or a file"
+        ) from None
+    architecture, weights = CLIP
+    try:
+        with seeded(0, "clip"), torch.no_grad():
+            model = open_clip.create_model(architecture, pretrained=weights).eval()
+            embedded: Tensor = model.encode_text(open_clip.get_tokenizer(architecture)(prompts))
+    except (OSError, RuntimeError) as error:
+        raise FedncaError(
+            f"CLIP's weights '{weights}' could not be loaded ({error}); connect once, or use random or a file"
+        ) from error
+    return embedded.float().numpy()
+
+
+def cache_folder() -> Path:
+    """Return where computed tables are kept for the user."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "fednca"
+
+
+def file_table(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
+    """Return the rows (C, w) of a file in the order of the classes, matched by name where the file has names."""
+    table, names = read_table(path)
+    if names is None:
+        if len(table) != len(classes):
+            raise FedncaError(
+                f"'{path}' has {len(table)} rows and no names for {len(classes)} classes; use one row each"
+            )
+        return table
+    exact = {name.lower(): row for row, name in enumerate(names)}
+    loose = {canonical(name): row for row, name in enumerate(names)}
+    rows = [exact.get(name.lower(), loose.get(canonical(name))) for name in classes]
+    missing = [name for name, row in zip(classes, rows, strict=True) if row is None]
+    if missing:
+        raise FedncaError(f"'{path}' has no row for {', '.join(missing)}; add them or use another text table")
+    return table[[row for row in rows if row is not None]]
+
+
+def canonical(name: str) -> str:
+    """Return a name without case, spaces and signs, and in COCO's word where datasets differ.
+
+    >>> canonical("Dining table"), canonical("diningtable"), canonical("sofa")
+    ('diningtable', 'diningtable', 'couch')
+    """
+    letters = "".join(filter(str.isalnum, name.lower()))
+    return ALIASES.get(letters, letters)
+
+
+def read_table(path: Path) -> tuple[NDArray[np.float64], list[str] | None]:
+    """Read the array `table` (or the only one) of a file, and its `names` where it has them."""
+    try:
+        arrays = _read_arrays(path)
+    except (OSError, EOFError, ValueError, BadZipFile, SafetensorError) as error:
+        raise FedncaError(f"cannot read the text table '{path}': {error}") from None
+    names = arrays.pop("names", None)
+    if "table" not in arrays and len(arrays) != 1:
+        found = ", ".join(sorted(arrays)) or "none"
+        raise FedncaError(f"'{path}' has no array 'table' (found: {found})")
+    table = arrays["table"] if "table" in arrays else next(iter(arrays.values()))
+    if table.ndim != 2 or table.dtype.kind not in "fiu":
+        raise FedncaError(
+            f"the text table '{path}' is not a matrix of numbers but {table.dtype} of shape {table.shape}"
+        )
+    if names is not None and names.shape != table.shape[:1]:
+        raise FedncaError(f"'{path}' names {names.size} of its {len(table)} rows; name each row once")
+    numbers = table.astype(np.float64)
+    lengths = np.linalg.norm(numbers, axis=1)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise FedncaError(f"the text table '{path}' has a row that is zero or not finite")
+    return numbers, None if names is None else [str(name) for name in names]
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    if path.suffix == ".safetensors":
+        tensors: dict[str, NDArray[np.generic]] = load_file(path)
+        return tensors
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return {"table": loaded}
+    with loaded:
+        return dict(loaded)

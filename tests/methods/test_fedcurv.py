@@ -1,0 +1,133 @@
+"""FedCurv's Fisher against a loop over samples, its penalty against the explicit sum over clients."""
+
+import pytest
+import torch
+from helpers import LeastSquares, tiny
+from torch import nn
+
+import fednca.methods.fedcurv
+from fednca.methods.base import Local, Server, Task, Update
+from fednca.methods.fedavg import FedAvg
+from fednca.methods.fedcurv import FedCurv, FedCurvHyper, fisher_diagonal
+from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
+from fednca.models import Classifier, build_backbone
+from fednca.runs import train
+
+
+def local_of(model, **fields):
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return Local(0, 1, 0.1, model, start, **({"received": {}, "state": {}, "rng": torch.Generator()} | fields))
+
+
+def test_fisher_of_two_points_by_hand():
+    # w = 2. The point (1, 1) has the gradient x·(w·x - y) = 1, the point (2, 1) has 2·(4 - 1) = 6: (1 + 36)/2.
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 2.0)
+    points = torch.tensor([[1.0, 1.0], [2.0, 1.0]], dtype=torch.float64)
+    fisher = fisher_diagonal(LeastSquares(), local_of(model), [(torch.zeros(2, 3, 1, 1), points)])
+    assert float(fisher["weight"]) == 18.5
+
+
+LEARNERS = [
+    FedAvg(),
+    FedNCAML(),
+    FedNCAML(FedNCAMLHyper(queries="learnable", lambda2=0.5)),
+    FedNCAML(FedNCAMLHyper(variant="released")),
+]
+
+
+@pytest.mark.parametrize("learner", LEARNERS, ids=["fedavg", "paper", "queries", "released"])
+def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypatch):
+    monkeypatch.setattr(fednca.methods.fedcurv, "CHUNK", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
+    torch.manual_seed(0)
+    model = Classifier(build_backbone("resnet-small"), learner.head(Task(tuple("abcde"), 64))).double()
+    images = torch.randn(9, 3, 16, 16, dtype=torch.float64)
+    labels = (torch.rand(9, 5) < 0.4).double()
+    labels[2, 1] = -1  # unknown
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.rand_like(weight) / 10)  # some scales start at 0 and would hide all behind them
+    model(images)  # running statistics unlike a batch's own
+    first = next(model.parameters()).requires_grad_(False)
+
+    fisher = fisher_diagonal(learner, local_of(model), [(images[:6], labels[:6]), (images[6:], labels[6:])])
+
+    model.eval()
+    names, weights = zip(*((n, p) for n, p in model.named_parameters() if p is not first), strict=True)
+    expected = {name: torch.zeros_like(weight) for name, weight in zip(names, weights, strict=True)}
+    for image, label in zip(images, labels, strict=True):
+        loss = sum(learner.losses(model, image[None], label[None], None).values())
+        for name, gradient in zip(names, torch.autograd.grad(loss, weights), strict=True):
+            expected[name] += gradient**2 / 9
+    torch.testing.assert_close(fisher, expected, rtol=1e-9, atol=1e-14)
+    assert all(bool((each > 0).any()) for each in fisher.values())
+
+
+def test_the_penalty_is_the_sum_over_the_other_clients_up_to_a_constant():
+    torch.manual_seed(0)
+    clients, me = 4, 2
+    model = nn.Linear(3, 2).double()
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    u = [{name: torch.rand(shape).double() for name, shape in shapes.items()} for _ in range(clients)]
+    w = [{name: torch.randn(shape).double() for name, shape in shapes.items()} for _ in range(clients)]
+    uploads = [
+        {f"u/{name}": u[k][name] for name in shapes} | {f"v/{name}": u[k][name] * w[k][name] for name in shapes}
+        for k in range(clients)
+    ]
+    method = FedCurv(FedCurvHyper(lam=0.7))
+    method.clients = clients
+    server = Server(w[0], method.start_server(dict(model.named_parameters())))
+    for k in (3, 0, 2, 1):  # one client per round
+        server = method.aggregate(server, [Update(k, w[k], uploads[k], samples=1, steps=1)], [1.0])
+    local = local_of(model, received=method.send(server), state=uploads[me])
+
+    def explicit():
+        return 0.7 * sum(
+            (u[j][name] * (weight - w[j][name]) ** 2).sum()
+            for j in range(clients)
+            if j != me
+            for name, weight in model.named_parameters()
+        )
+
+    gaps = []
+    for _ in range(3):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.normal_()
+        found, expected = method.penalties(local)["curv"], explicit()
+        gaps.append(float((expected - found).detach()))
+        for one, other in zip(*(torch.autograd.grad(f, model.parameters()) for f in (found, expected)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    constant = 0.7 * sum(float((u[j][n] * w[j][n] ** 2).sum()) for j in range(clients) if j != me for n in shapes)
+    assert gaps == pytest.approx([constant] * 3)
+
+
+def test_without_lambda_and_in_the_first_round_it_is_fedavg_to_the_last_bit(tmp_path):
+    def weights(name, rounds, **options):
+        run = train(
+            tiny(method__name=name, method__options=options, train__rounds=rounds), tmp_path / f"{name}{rounds}"
+        )
+        return run.state("last").server.weights
+
+    torch.testing.assert_close(weights("fedcurv", 2, lam=0.0), weights("fedavg", 2), rtol=0, atol=0)
+    torch.testing.assert_close(weights("fedcurv", 1, lam=100.0), weights("fedavg", 1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("learner", ["fednca-ml", "fedlgt"])  # the second draws at random and has an encoder
+def test_with_sampled_clients_the_server_keeps_what_each_sent_last(learner, tmp_path):
+    options = {"method__name": "fedcurv", "method__learner": learner, "train__local_epochs": 1}
+    run = train(tiny(**options, train__participation=0.4, train__rounds=3), tmp_path / "run")  # one client a round
+    took_part = {int(k) for record in run.history for k in record["clients"]}
+    assert 1 < len(took_part)
+    state = run.state("last")
+    assert set(state.clients) == took_part
+    for k in range(3):
+        for name, kept in state.server.state.items():
+            if name.startswith(f"{k}/"):
+                own = state.clients[k][name.removeprefix(f"{k}/")] if k in took_part else torch.zeros_like(kept)
+                assert torch.equal(kept, own)
+    (last,) = map(int, run.history[-1]["clients"])
+    for name, weight in run.model("last").named_parameters():  # the only client of the round: its weights are global
+        torch.testing.assert_close(state.clients[last][f"v/{name}"], state.clients[last][f"u/{name}"] * weight.detach())
+    uploaded = sum(tensor.numel() for tensor in state.clients[last].values())
+    assert uploaded == FedCurv.extra_copies * sum(p.numel() for p in run.model("last").parameters())

@@ -1,0 +1,86 @@
+"""FedAdam and FedYogi against a NumPy recursion, and what they leave alone."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fednca.methods.base import Server, Update
+from fednca.methods.fedadam import FedAdam, FedAdamHyper
+from fednca.methods.fedyogi import FedYogi
+
+HYPER = {"server_lr": 0.3, "beta1": 0.7, "beta2": 0.8, "tau": 0.05}
+
+
+def _reference_numpy(rule, start, averages):
+    """Algorithm 2 of the paper, one entry after the other; returns w, m and v after the last round."""
+    w, m, v = start.copy(), np.zeros_like(start), np.full_like(start, 0.05**2)
+    for average in averages:
+        for i in range(len(w)):
+            delta = average[i] - w[i]
+            m[i] = 0.7 * m[i] + 0.3 * delta
+            if rule is FedAdam:
+                v[i] = 0.8 * v[i] + 0.2 * delta**2
+            elif v[i] > delta**2:
+                v[i] = v[i] - 0.2 * delta**2
+            else:
+                v[i] = v[i] + 0.2 * delta**2
+            w[i] = w[i] + 0.3 * m[i] / (v[i] ** 0.5 + 0.05)
+    return w, m, v
+
+
+def update(client, **weights):
+    return Update(client, weights, {}, samples=1, steps=1)
+
+
+@pytest.mark.parametrize("rule", [FedAdam, FedYogi])
+def test_six_rounds_follow_the_recursion(rule):
+    rng = np.random.default_rng(0)
+    scales = np.array([3.0, 1.0, 0.1, 0.01, 0.0])  # above and below τ, and a weight that no client moves
+    start = rng.standard_normal(5)
+    method = rule(FedAdamHyper(**HYPER))
+    weights = {"w": torch.from_numpy(start.copy())}
+    server = Server(weights, method.start_server(weights))
+    averages = []
+    for _ in range(6):
+        now = server.weights["w"].numpy()
+        one, two = (now + scales * rng.standard_normal(5) for _ in range(2))
+        averages.append(0.25 * one + 0.75 * two)
+        updates = [update(0, w=torch.from_numpy(one)), update(1, w=torch.from_numpy(two))]
+        server = method.aggregate(server, updates, [0.25, 0.75])
+    w, m, v = _reference_numpy(rule, start, averages)
+    np.testing.assert_allclose(server.weights["w"], w, rtol=1e-12)
+    np.testing.assert_allclose(server.state["m/w"], m, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(server.state["v/w"], v, rtol=1e-12)
+
+
+def test_adam_and_yogi_differ_in_the_second_moment_only_where_changes_shrink():
+    # τ² = 1, β2 = ¾. Δ = 3: both go up, Adam to ¾ + 9/4 = 3, Yogi to 1 + 9/4. Then Δ = 1: Adam decays to ¾·3 + ¼,
+    # Yogi subtracts ¼ whatever the distance.
+    hyper = FedAdamHyper(server_lr=1e-9, beta2=0.75, tau=1.0)
+    moments = []
+    for rule in (FedAdam, FedYogi):
+        method = rule(hyper)
+        server = Server({"w": torch.zeros(1)}, method.start_server({"w": torch.zeros(1)}))
+        for delta in (3.0, 1.0):
+            server = method.aggregate(server, [update(0, w=torch.full((1,), delta))], [1.0])
+            moments.append(float(server.state["v/w"]))
+    assert moments == pytest.approx([3.0, 2.5, 3.25, 3.0])
+
+
+@pytest.mark.parametrize("rule", [FedAdam, FedYogi])
+def test_all_but_the_trainable_weights_are_averaged(rule):
+    model = nn.BatchNorm1d(2)
+    model.bias.requires_grad_(False)
+    method = rule()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    server = Server(start, method.start_server({"weight": start["weight"]}))
+    updates = [update(k, **{name: tensor + k + 1 for name, tensor in start.items()}) for k in range(2)]
+    after = method.aggregate(server, updates, [0.5, 0.5])
+    for name in ("bias", "running_mean", "running_var"):
+        torch.testing.assert_close(after.weights[name], start[name] + 1.5)
+    assert after.weights["num_batches_tracked"] == 2
+    assert after.weights["num_batches_tracked"].dtype == torch.int64
+    assert not torch.allclose(after.weights["weight"], start["weight"] + 1.5)
+    assert set(after.state) == set(server.state) == {"m/weight", "v/weight"}
+    assert torch.equal(server.state["m/weight"], torch.zeros(2))  # the old server is left as it was

@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny
+
+from fednca.methods import create_method, method_names
+from fednca.methods.base import Server
+from fednca.report.methods import page, upload
+from fednca.setup import build_job, build_model, federate
+
+
+def test_the_page_of_methods_is_up_to_date():
+    path = Path(__file__).parent.parent / "docs/methods.md"
+    assert path.read_text() == page(), "run: python -m fednca.report.methods > docs/methods.md"
+
+
+def test_the_upload_of_fedavg_is_resnet18_with_a_linear_head():
+    # torchvision's ResNet-18 has 11,689,512 parameters with a 1000-way head of 513,000; its 20 BatchNorms keep
+    # mean and variance of 4,800 channels in float32 and one int64 counter each
+    from fednca.methods.fedavg import FedAvg
+
+    parameters = 11_689_512 - 513_000 + 512 * 20 + 20
+    assert upload(FedAvg, 20) == 4 * (parameters + 2 * 4_800) + 8 * 20
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_what_a_client_uploads_is_what_the_method_declares(name):
+    config = tiny(method__name=name)
+    method, federation = create_method(config), federate(config)
+    model = build_model(config, method, federation.dataset.classes, pretrained="none")
+    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    trainable = {key: weights[key] for key, p in model.named_parameters() if p.requires_grad}
+    job = build_job(config, method, federation, model, torch.device("cpu"))
+    server = Server(weights, method.start_server(trainable))
+    (result,) = job.engine.train(1, [0], server, {})
+    assert result.update.weights.keys() == weights.keys()
+    sent = sum(tensor.nbytes for tensor in result.update.extra.values())
+    assert sent == method.extra_copies * sum(tensor.nbytes for tensor in trainable.values())
