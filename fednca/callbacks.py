@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 class Callback:
     """Override what you want to hear of; nothing a callback does changes the run."""
 
+    def on_prepare(self, what: str, done: int, total: int) -> None:
+        """Hear how many images have been decoded, where that is still to be done."""
+
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
         """Hear of the federation before the first round (`rounds_done` > 0 after a resume)."""
 

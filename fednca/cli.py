@@ -71,15 +71,22 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     deal = add("partition", show_partition, "Show how a setting deals the images to the clients.")
     for sub in (run, deal):
         sub.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
-    for sub in (demo, run):
+    for sub in (demo, run, deal):
         sub.add_argument("--out", metavar="DIR", help="folder to write to; must not hold anything yet")
     for sub in (demo, run, deal):
         add_config_flags(sub)
+    data = add("data", prepare_data, "Fetch a dataset and decode its images, or say what is missing.")
+    data.add_argument("action", metavar="prepare", choices=["prepare"], help="the only action so far")
+    data.add_argument("name", metavar="NAME", help="a dataset, as listed by `fednca datasets`")
+    data.add_argument("--root", metavar="DIR", help="folder of the dataset's files (default: data/NAME)")
+    data.add_argument("--image-size", metavar="N", type=int, default=224, help="decode to this side (default: 224)")
     again = add("resume", run_resume, "Go on with an interrupted run.")
     again.add_argument("folder", metavar="DIR", help="folder of the run")
     for kind, command in (("methods", show_methods), ("datasets", show_datasets)):
         sub = add(kind, command, f"List the {kind}, or the options of one.")
         sub.add_argument("name", metavar="NAME", nargs="?", help="show the options of this one")
+        if kind == "datasets":
+            sub.add_argument("--root", metavar="DIR", help="folder with one folder per dataset (default: data)")
         if kind == "methods":
             sub.add_argument("--classes", metavar="N", type=int, default=20, help="classes to count uploads for")
     return parser, dict(commands.choices)
@@ -123,12 +130,36 @@ def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> 
 
 
 def show_partition(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Print the partition of a setting."""
+    """Print the partition of a setting, and write its facts and pictures."""
     config = load_config(arguments.preset, overrides)
+    from fednca.report.partition import write_report
     from fednca.report.tables import partition_table
     from fednca.setup import federate
 
-    console.print(partition_table(federate(config)))
+    federation = federate(config, view(console).on_prepare)
+    console.print(partition_table(federation))
+    folder = Path(arguments.out or Path("runs") / "partitions" / Path(arguments.preset).stem)
+    report = write_report(federation, folder, config.partition.model_dump())
+    for fact in ("label_distance", "cooccurrence_distance", "missing_classes"):
+        value = "not defined" if report[fact] is None else f"{report[fact]:.3f}"
+        console.print(f"{fact.replace('_', ' ')} of the clients: {value}", highlight=False)
+    console.print(f"facts and pictures: {folder}", highlight=False, soft_wrap=True)
+
+
+def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Fetch what may be fetched, then decode and check the images of every split."""
+    from fednca.config import build_config
+    from fednca.data.sources import get_source
+    from fednca.setup import data_root, load_dataset
+
+    data = {"name": arguments.name, "root": arguments.root, "image_size": arguments.image_size}
+    config = build_config({"data": data})
+    source, root, progress = get_source(arguments.name), data_root(config), view(console).on_prepare
+    if source.missing(root):
+        source.prepare(root, progress)
+    dataset = load_dataset(config, progress)
+    sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
+    console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False)
 
 
 def show_methods(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
@@ -153,7 +184,7 @@ def show_datasets(arguments: Namespace, overrides: Overrides, console: "Console"
         console.print(options_table(f"{arguments.name}: {found.SUMMARY}", found.Options))
     else:
         sources = {name: get_source(name) for name in source_names()}
-        console.print(datasets_table(sources))
+        console.print(datasets_table(sources, Path(arguments.root or "data")))
 
 
 def show_results(run: "Run", console: "Console") -> None:

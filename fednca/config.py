@@ -27,6 +27,10 @@ class DataConfig(Options):
     """Side in pixels to which every image is squashed."""
     normalize: Literal["auto", "imagenet", "half"] = "auto"
     """Mean and standard deviation: ImageNet's, 0.5 / 0.5, or by whether the backbone is pretrained."""
+    on_corrupt: Literal["fail", "skip"] = "fail"
+    """What an image that cannot be read does: stop everything, or be left out and counted."""
+    cache: str | None = None
+    """Folder where decoded images are kept for later runs; left out: the user's cache folder."""
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
     """Share of the training images held out for validation where the dataset has no validation split."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -36,8 +40,10 @@ class DataConfig(Options):
 class PartitionConfig(Options):
     """How the training images are dealt to the clients."""
 
+    kind: Literal["dirichlet", "natural"] = "dirichlet"
+    """Deal the images at random by beta and gamma, or leave each with the site that the data names."""
     clients: int = Field(default=10, ge=1)
-    """Number of clients K."""
+    """Number of clients K; with `natural`, the number of sites."""
     beta: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     """Dirichlet concentration: the smaller, the more unequal the clients."""
     gamma: float = Field(default=0.5, gt=0, le=1)
@@ -76,6 +82,25 @@ class MethodConfig(Options):
     """The learner's own options, where `learner` is given."""
 
 
+class AugmentConfig(Options):
+    """Random changes of training images, on the device; all off, as in the paper."""
+
+    hflip: bool = False
+    """Mirror half of the images left to right."""
+    vflip: bool = False
+    """Mirror half of the images top to bottom."""
+    shift: float = Field(default=0.0, ge=0, le=0.5)
+    """Largest shift in each direction, as a share of the side."""
+    scale: float = Field(default=0.0, ge=0, lt=1)
+    """Largest change of size: 0.1 is 90 to 110 percent."""
+    rotate: float = Field(default=0.0, ge=0, le=180)
+    """Largest rotation in degrees."""
+    brightness: float = Field(default=0.0, ge=0, le=1)
+    """Largest change of brightness, as a share of white."""
+    contrast: float = Field(default=0.0, ge=0, lt=1)
+    """Largest change of contrast: 0.2 is 80 to 120 percent."""
+
+
 class TrainConfig(Options):
     """Rounds and local training."""
 
@@ -105,6 +130,7 @@ class TrainConfig(Options):
     """Write the state to go on from after every so many rounds, and after the last."""
     precision: Literal["float32", "bf16", "float64"] = "float32"
     """Arithmetic of training; bf16 is autocast with float32 weights."""
+    augment: AugmentConfig = AugmentConfig()
 
 
 class EvaluateConfig(Options):

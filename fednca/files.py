@@ -8,6 +8,12 @@ from pathlib import Path
 from fednca.errors import RunFailedError
 
 
+def cache_folder() -> Path:
+    """Return where what can be made again is kept for the user."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "fednca"
+
+
 @contextmanager
 def explain_write(path: Path) -> Iterator[None]:
     """Turn a failed write (full or read-only disk, missing right) into one sentence."""

@@ -35,8 +35,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     for path, field in sorted(leaves(), key=lambda leaf: "." in leaf[0]):
         section, _, name = path.rpartition(".")
         if section not in groups:
-            about = Config.model_fields[section].annotation if section else Config
-            groups[section] = parser.add_argument_group(section or "run", about.__doc__)
+            groups[section] = parser.add_argument_group(section or "run", section_class(section).__doc__)
         short = NAMES.get(path, name)
         flags = [f"--{path}"] if short in taken else [f"--{short}", f"--{path}"]
         taken.add(short)
@@ -50,13 +49,21 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def section_class(section: str) -> "type[Options]":
+    """Return the class of a section of the config by its dotted path."""
+    found: type[Options] = Config
+    for name in filter(None, section.split(".")):
+        found = found.model_fields[name].annotation  # type: ignore[assignment]
+    return found
+
+
 def placeholder(field: FieldInfo) -> str:
     """Return what stands for a flag's value in its help: the choices, or the type."""
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
     if kinds and isinstance(kinds[0], str):
         return "|".join(kinds)
     kind = kinds[0] if kinds else field.annotation
-    return {int: "N", float: "X", str: "TEXT"}.get(kind, "X,Y")  # type: ignore[arg-type]
+    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "X,Y")  # type: ignore[arg-type]
 
 
 def with_dashes(word: str) -> str:

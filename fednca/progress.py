@@ -53,6 +53,11 @@ class PlainProgress(Callback):
         """Write to the console."""
         self.console = console
 
+    def on_prepare(self, what: str, done: int, total: int) -> None:
+        """Print when the decoding of a split begins and when it is done."""
+        if done in {0, total}:
+            self.console.print(f"preparing {what}: {done} of {total}", highlight=False)
+
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
         """Note how many rounds there are, and when they began."""
         self.rounds, self.done, self.began = run.config.train.rounds, rounds_done, time.monotonic()
@@ -85,8 +90,21 @@ class LiveProgress(Callback):
             TimeRemainingColumn(),
             console=console,
         )
+        self.preparing: dict[str, TaskID] = {}
+        self.decoding = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        )
         self.now, self.reached = Text(), Text()
         self.live = Live(Group(self.bar, self.now, self.reached), console=console, refresh_per_second=8)
+
+    def on_prepare(self, what: str, done: int, total: int) -> None:
+        """Show how far the decoding is."""
+        if what not in self.preparing:
+            self.preparing[what] = self.decoding.add_task(f"preparing {what}", total=total)
+            self.decoding.start()
+        self.decoding.update(self.preparing[what], completed=done)
+        if done == total:
+            self.decoding.stop()
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
         """Begin to draw."""

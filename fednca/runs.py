@@ -16,6 +16,7 @@ from torch import nn
 from fednca.callbacks import Callback
 from fednca.config import Config, build_config, read_toml, validate
 from fednca.data.federation import Federation
+from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.engine.eager import Result
@@ -100,11 +101,11 @@ def train(config: Config, out: str | Path | None = None, callbacks: Sequence[Cal
     """
     method = create_method(config)
     device = pick_device(config.device)
-    federation = federate(config)
+    federation = federate(config, prepare_of(callbacks))
     model = build_model(config, method, federation.dataset.classes, pretrained=config.model.pretrained)
     folder = create_folder(Path(out) if out is not None else default_folder(config))
     with locked(folder), cpu_threads(config.threads):
-        write_atomic(folder / "config.toml", resolve(config, method).to_toml().encode())
+        write_atomic(folder / "config.toml", resolve(config, method, federation).to_toml().encode())
         return _begin(Run(folder), federation, model, device, callbacks)
 
 
@@ -114,7 +115,7 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
     device = pick_device(run.config.device)
     with locked(run.folder), cpu_threads(run.config.threads):
         if not (run.folder / "last.safetensors").exists():  # killed before the first checkpoint
-            federation = federate(run.config)
+            federation = federate(run.config, prepare_of(callbacks))
             pretrained = run.config.model.pretrained
             model = build_model(run.config, run.method, federation.dataset.classes, pretrained=pretrained)
             return _begin(run, federation, model, device, callbacks)
@@ -176,6 +177,16 @@ def _go_on(
     return run
 
 
+def prepare_of(callbacks: Sequence[Callback]) -> Progress:
+    """Return the progress function that tells every callback."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        for callback in callbacks:
+            callback.on_prepare(what, done, total)
+
+    return tell
+
+
 def final_results(run: Run, job: Job) -> dict[str, Record]:
     """Hold the closing exchanges on the last and the best model, write the final one, return the results."""
     results = select_rounds(run.history, run.config)
@@ -209,9 +220,10 @@ def select_rounds(history: list[Record], config: Config) -> dict[str, Record]:
     return {name: {key: record[key] for key in ("round", "val", "test")} for name, record in chosen.items()}
 
 
-def resolve(config: Config, method: Method) -> Config:
-    """Return the config with every option of method and dataset written out."""
+def resolve(config: Config, method: Method, federation: Federation) -> Config:
+    """Return the config with every option of method and dataset written out, and the true number of clients."""
     source = get_source(config.data.name)
+    config = config.replace({"partition.clients": len(federation.train.partition.clients)})
     options = {
         "method.options": method.hyper,
         "data.options": validate(source.Options, config.data.options, "data.options"),

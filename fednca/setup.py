@@ -1,7 +1,9 @@
 """From a config to the parts of a run: dataset, federation, model, and the job that engines execute."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +12,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fednca.config import Config, validate
-from fednca.data.federation import Federation, build_federation, resize
+from fednca.data.federation import Federation, build_federation
+from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
-from fednca.data.types import Dataset, Split
+from fednca.data.store import StoredImages, open_store
+from fednca.data.types import Dataset, FileImages, Split
 from fednca.engine.batches import HALF, IMAGENET, ImageStore, Shard
 from fednca.engine.eager import EagerEngine
 from fednca.engine.loop import Job
 from fednca.errors import FedncaError
+from fednca.files import cache_folder
 from fednca.methods.base import Method, Task
 from fednca.models import Classifier, build_backbone
 from fednca.randomness import seeded
@@ -24,23 +29,44 @@ from fednca.randomness import seeded
 DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
 
 
-def load_dataset(config: Config) -> Dataset:
-    """Load the configured dataset at the configured size."""
+def load_dataset(config: Config, progress: Progress | None = None) -> Dataset:
+    """Load the configured dataset at the configured size; images are decoded and resized once, then kept."""
     source = get_source(config.data.name)
     options = validate(source.Options, config.data.options, "data.options")
-    dataset = source.load(options, Path(config.data.root) if config.data.root else None)
+    dataset = source.load(options, data_root(config))
 
-    def at_size(split: Split) -> Split:
-        return Split(resize(split.images, config.data.image_size), split.labels, split.groups)
+    def ready(part: str, split: Split) -> Split:
+        return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"))
 
-    val = None if dataset.val is None else at_size(dataset.val)
-    return Dataset(dataset.name, dataset.classes, at_size(dataset.train), val, at_size(dataset.test))
+    val = None if dataset.val is None else ready("val", dataset.val)
+    return replace(dataset, train=ready("train", dataset.train), val=val, test=ready("test", dataset.test))
 
 
-def federate(config: Config) -> Federation:
+def at_size(split: Split, config: Config, progress: Callable[[int, int], None]) -> Split:
+    """Return the split with stored images of the configured size, without those that cannot be read."""
+    images, size = split.images, config.data.image_size
+    if isinstance(images, StoredImages) or (isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)):
+        return split
+    folder = Path(config.data.cache) if config.data.cache else cache_folder() / "images"
+    stored = open_store(images, size, folder=folder, on_corrupt=config.data.on_corrupt, progress=progress)
+    rows = stored.rows
+    groups, sites = (None if numbers is None else numbers[rows] for numbers in (split.groups, split.sites))
+    return Split(stored.images, split.labels[rows], groups, sites, unreadable=stored.left_out)
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def data_root(config: Config) -> Path:
+    """Return the folder of the dataset's files: as configured, else `data/NAME`."""
+    return Path(config.data.root) if config.data.root else Path("data") / config.data.name
+
+
+def federate(config: Config, progress: Progress | None = None) -> Federation:
     """Load the configured dataset and deal it to the clients."""
     settings = config.partition.model_dump()
-    return build_federation(load_dataset(config), **settings, val_fraction=config.data.val_fraction)
+    return build_federation(load_dataset(config, progress), **settings, val_fraction=config.data.val_fraction)
 
 
 def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pretrained: str) -> nn.Module:
@@ -60,7 +86,7 @@ def build_job(config: Config, method: Method, federation: Federation, model: nn.
     if method.centralized:
         shards = [Shard.build(store, *train.everything())]
     else:
-        shards = [Shard.build(store, *train.client(k)) for k in range(config.partition.clients)]
+        shards = [Shard.build(store, *train.client(k)) for k in range(len(train.partition.clients))]
     val_store = store if val.split is train.split else build_store(config, val.split.images, device)
     test_store = build_store(config, test.images, device)
     return Job(
@@ -75,8 +101,12 @@ def build_job(config: Config, method: Method, federation: Federation, model: nn.
     )
 
 
-def build_store(config: Config, images: NDArray[np.uint8], device: torch.device) -> ImageStore:
+def build_store(
+    config: Config, images: NDArray[np.uint8] | FileImages | StoredImages, device: torch.device
+) -> ImageStore:
     """Put images on the device, with the normalisation that fits the backbone's weights."""
+    if isinstance(images, FileImages):
+        raise FedncaError("the images are still files; load the dataset with fednca.setup.load_dataset")
     normalize = config.data.normalize
     if normalize == "auto":
         normalize = "half" if config.model.pretrained == "none" else "imagenet"

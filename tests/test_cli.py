@@ -64,7 +64,7 @@ def told(capsys):
         ("run demo --data.train_singles 1000", "1000 singles"),
         ("run demo --clients 2000", "images cannot give 2000 clients"),
         ("run demo --pretrained no.safetensors", "weight file 'no.safetensors'"),
-        ("run cifar10-0.5", "dataset 'cifar10' is not known"),
+        ("run cifar10-0.5", "cifar10 lacks 'data/cifar10/cifar-10-batches-bin/data_batch_1.bin'"),
         ("partition demo --clients 1", "1 clients with 5 classes each cannot hold all 10 classes"),
         ("resume", "the following arguments are required: DIR"),
         ("resume no/such/folder", "'no/such/folder' is not a run folder"),

@@ -1,25 +1,27 @@
 """A dataset dealt to clients: what the engines train on, select on and test on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Self
+from typing import Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fednca.data.partition import (
+    Kind,
     Partition,
     Unmatched,
     deal,
     dirichlet_presence,
     from_arrays,
+    natural_sites,
     read_arrays,
     to_arrays,
     write_arrays,
 )
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
+from fednca.errors import FedncaError, unknown_name
 from fednca.randomness import numpy_rng
 
 
@@ -87,6 +89,7 @@ class Federation:
 def build_federation(
     dataset: Dataset,
     *,
+    kind: Kind = "dirichlet",
     clients: int,
     beta: float,
     gamma: float,
@@ -95,67 +98,65 @@ def build_federation(
     min_samples: int = 32,
     val_fraction: float = 0.1,
 ) -> Federation:
-    """Deal a dataset to clients; without a validation split, `val_fraction` of the training images becomes one."""
+    """Deal a dataset to clients; without a validation split, `val_fraction` of the training images becomes one.
+
+    kind "natural": every site of the dataset is a client; `clients`, `beta`, `gamma` and `unmatched` do not count.
+    """
+    if kind not in get_args(Kind):
+        raise unknown_name("partition kind", kind, get_args(Kind))
     train, val = dataset.train, _val_split(dataset)
     if dataset.val is None:
-        train_rows, val_rows = hold_out(train, val_fraction, seed)
+        train_rows, val_rows = hold_out(train, val_fraction, seed, by_site=kind == "natural")
     else:
         train_rows, val_rows = np.arange(len(train)), np.arange(len(val))
-    dealt = dirichlet_presence(
-        train.labels[train_rows],
-        clients,
-        beta,
-        gamma,
-        seed,
-        groups=_groups(train, train_rows),
-        unmatched=unmatched,
-        min_samples=min_samples,
-    )
-    dealt_val = deal(
-        val.labels[val_rows],
-        dealt.classes,
-        dealt.proportions,
-        numpy_rng(seed, "deal validation"),
-        groups=_groups(val, val_rows),
-        unmatched=unmatched,
-    )
-    return Federation(dataset, Share(train, train_rows, dealt), Share(val, val_rows, dealt_val))
+    if kind == "natural":
+        dealt = _leave_at_sites(dataset, train, train_rows)
+        _check_sites(dataset.sites, dealt, min_samples)
+    else:
+        dealt = dirichlet_presence(
+            train.labels[train_rows],
+            clients,
+            beta,
+            gamma,
+            seed,
+            groups=_groups(train, train_rows),
+            unmatched=unmatched,
+            min_samples=min_samples,
+        )
+    return Federation(dataset, Share(train, train_rows, dealt), _validation(dataset, val_rows, dealt, kind, seed))
 
 
-def hold_out(split: Split, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Set about `fraction` of a split aside at random, never part of a group: (rows that stay, rows set aside)."""
+def hold_out(
+    split: Split, fraction: float, seed: int, *, by_site: bool = False, purpose: str = "hold out validation"
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Set about `fraction` of a split aside at random, never part of a group: (rows that stay, rows set aside).
+
+    With `by_site`, about that share of every site; a group counts for the site of its first image.
+    """
     if not 0 < fraction < 1:
         raise FedncaError(f"val_fraction is {fraction}; give a number between 0 and 1")
     groups = np.arange(len(split)) if split.groups is None else split.groups
-    _, unit, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    order = numpy_rng(seed, "hold out validation").permutation(len(sizes))
-    within = np.count_nonzero(sizes[order].cumsum() <= round(fraction * len(split)))
-    aside = np.isin(unit, order[: max(1, within)])
-    return np.flatnonzero(~aside), np.flatnonzero(aside)
+    _, first, unit, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    order = numpy_rng(seed, purpose).permutation(len(sizes))
+    home = split.sites[first] if by_site and split.sites is not None else np.zeros(len(sizes), np.int64)
+    aside = np.zeros(len(sizes), np.bool_)
+    for site in np.unique(home):
+        own = order[home[order] == site]
+        within = np.count_nonzero(sizes[own].cumsum() <= round(fraction * sizes[own].sum()))
+        aside[own[: max(1, within)]] = True
+    return np.flatnonzero(~aside[unit]), np.flatnonzero(aside[unit])
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Digest what a federation is built from: the classes, and the labels and groups of train and val."""
+    """Digest what a federation is built from: the classes, and the labels, groups and sites of train and val."""
     digest = blake2b(repr(dataset.classes).encode(), digest_size=16)
     for split in (dataset.train, dataset.val):
         for array in () if split is None else (split.labels, split.groups):
             digest.update(b"none" if array is None else f"{array.shape}".encode() + array.tobytes())
+        # Only where there are any: data without sites keeps the fingerprint that older runs have written.
+        if split is not None and split.sites is not None:
+            digest.update(repr(dataset.sites).encode() + split.sites.tobytes())
     return digest.hexdigest()
-
-
-def resize(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Squash images to a square, bilinear with antialiasing: (N, H, W, 3) → (N, size, size, 3)."""
-    if images.shape[1:3] == (size, size):
-        return images
-    import torch
-    from torch.nn.functional import interpolate
-
-    resized = np.empty((len(images), size, size, images.shape[3]), np.uint8)
-    for start in range(0, len(images), 256):  # a batch at a time, so that a memory map stays one
-        batch = torch.from_numpy(images[start : start + 256]).permute(0, 3, 1, 2)
-        small = interpolate(batch, (size, size), mode="bilinear", antialias=True)
-        resized[start : start + 256] = small.permute(0, 2, 3, 1).numpy()
-    return resized
 
 
 def _val_split(dataset: Dataset) -> Split:
@@ -164,3 +165,38 @@ def _val_split(dataset: Dataset) -> Split:
 
 def _groups(split: Split, rows: NDArray[np.intp]) -> NDArray[np.int64] | None:
     return None if split.groups is None else split.groups[rows]
+
+
+def _validation(dataset: Dataset, rows: NDArray[np.intp], train: Partition, kind: Kind, seed: int) -> Share:
+    """Leave validation images at the site that has them; where no site is known, deal them as the training images."""
+    split = _val_split(dataset)
+    if kind == "natural" and split.sites is not None:
+        own = _leave_at_sites(dataset, split, rows)
+        return Share(split, rows, replace(own, classes=train.classes, proportions=train.proportions))
+    dealt = deal(
+        split.labels[rows],
+        train.classes,
+        train.proportions,
+        numpy_rng(seed, "deal validation"),
+        groups=_groups(split, rows),
+        unmatched=train.unmatched,
+    )
+    return Share(split, rows, dealt)
+
+
+def _leave_at_sites(dataset: Dataset, split: Split, rows: NDArray[np.intp]) -> Partition:
+    if split.sites is None or not dataset.sites:
+        raise FedncaError(
+            f"{dataset.name} does not say which site an image is from, so there is no natural partition of it; "
+            "name the column of its table that does, or use kind 'dirichlet'"
+        )
+    return natural_sites(split.labels[rows], split.sites[rows], len(dataset.sites))
+
+
+def _check_sites(names: tuple[str, ...], partition: Partition, min_samples: int) -> None:
+    for name, rows in zip(names, partition.clients, strict=True):
+        if len(rows) < min_samples:
+            raise FedncaError(
+                f"site '{name}' has {len(rows)} training images, min_samples is {min_samples}; "
+                "lower min_samples or leave the site out of the data"
+            )

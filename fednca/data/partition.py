@@ -1,4 +1,4 @@
-"""Dealing images to clients: Dirichlet(beta) shares of every class, and a class presence gamma."""
+"""Dealing images to clients: by Dirichlet(beta) shares and a class presence gamma, or by the site they come from."""
 
 import math
 from collections.abc import Mapping
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from fednca.errors import FedncaError, unknown_name
 from fednca.randomness import numpy_rng
+
+Kind = Literal["dirichlet", "natural"]
+"""Clients with drawn classes and shares, or the sites that the data names."""
 
 Unmatched = Literal["drop", "mask", "loss-mask"]
 """What becomes of an image whose label set fits into no client's classes."""
@@ -122,6 +125,26 @@ def deal(
         proportions=proportions,
         left_out={NOWHERE: np.flatnonzero(~placeable), ELSEWHERE: np.flatnonzero(placeable & ~fits)},
         unmatched=unmatched,
+    )
+
+
+def natural_sites(labels: NDArray[np.int8], sites: NDArray[np.int64], num_sites: int) -> Partition:
+    """Let every site be a client with its own images: nothing is drawn, nothing left out.
+
+    A site's classes are those it has a positive of; a class's shares are its positives by site.
+    labels: (N, C); sites: (N,), from 0 to num_sites - 1.
+    """
+    if not ((sites >= 0) & (sites < num_sites)).all():
+        low, high = sites.min(), sites.max()
+        raise FedncaError(f"sites run from {low} to {high}; give numbers from 0 to {num_sites - 1}, one for each site")
+    clients = tuple(np.flatnonzero(sites == k) for k in range(num_sites))
+    positives = np.stack([(labels[rows] == 1).sum(axis=0) for rows in clients])  # (K, C)
+    return Partition(
+        clients=clients,
+        classes=positives > 0,
+        proportions=positives.T / np.maximum(positives.sum(axis=0), 1)[:, None],
+        left_out={},
+        unmatched="drop",
     )
 
 

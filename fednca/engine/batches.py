@@ -1,6 +1,7 @@
 """From rows of a resident uint8 image array to normalised batches on the device."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,29 +10,55 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fednca.data.store import StoredImages
+
 Moments = tuple[tuple[float, float, float], tuple[float, float, float]]  # mean and standard deviation per channel
 IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF: Moments = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+Change = Callable[[Tensor], Tensor]  # of images (B, 3, H, W) in [0, 1]
+
+
 @dataclass(frozen=True)
 class ImageStore:
-    """All images of a split on the device, and how they are normalised."""
+    """All images of a split, on the device where they fit and memory-mapped otherwise, and how they are normalised."""
 
-    pixels: Tensor  # uint8 (N, H, W, 3)
-    mean: Tensor  # (3,), in the arithmetic of training
+    pixels: Tensor | StoredImages  # uint8 (N, H, W, 3)
+    mean: Tensor  # (3,), on the device, in the arithmetic of training
     std: Tensor
 
     @classmethod
-    def build(cls, images: NDArray[np.uint8], moments: Moments, device: torch.device, dtype: torch.dtype) -> Self:
-        """Move images (N, H, W, 3) to the device."""
+    def build(
+        cls, images: NDArray[np.uint8] | StoredImages, moments: Moments, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Take images (N, H, W, 3) to the device if it has room for them."""
         mean, std = (torch.tensor(m, device=device, dtype=dtype) * 255 for m in moments)
-        return cls(torch.from_numpy(images).to(device), mean, std)
+        shards = images.shards if isinstance(images, StoredImages) else (images,)
+        if device.type == "cpu" or math.prod(images.shape) > room(device):
+            return cls(StoredImages(shards), mean, std)
+        pixels = torch.empty(images.shape, dtype=torch.uint8, device=device)
+        start = 0
+        for shard in shards:
+            pixels[start : start + len(shard)] = torch.from_numpy(np.ascontiguousarray(shard))
+            start += len(shard)
+        return cls(pixels, mean, std)
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Return normalised images (B, 3, H, W), channels last in memory."""
-        pixels = self.pixels[rows].to(self.mean.dtype)
-        return ((pixels - self.mean) / self.std).permute(0, 3, 1, 2)
+    def gather(self, rows: Tensor, change: Change | None = None) -> Tensor:
+        """Return normalised images (B, 3, H, W), channels last in memory, after a change of the raw ones."""
+        if isinstance(self.pixels, StoredImages):
+            pixels = torch.from_numpy(self.pixels.take(rows.numpy())).to(self.mean.device)
+        else:
+            pixels = self.pixels[rows]
+        images = pixels.to(self.mean.dtype)
+        if change is not None:
+            images = change(images.permute(0, 3, 1, 2) / 255).permute(0, 2, 3, 1) * 255
+        return ((images - self.mean) / self.std).permute(0, 3, 1, 2)
+
+
+def room(device: torch.device) -> int:
+    """Return how many bytes of images a CUDA device may hold: half of what is free now, the rest is for training."""
+    return torch.cuda.mem_get_info(device)[0] // 2
 
 
 @dataclass(frozen=True)
@@ -39,26 +66,27 @@ class Shard:
     """One client's images: rows of a store, and its own view of their labels."""
 
     store: ImageStore
-    rows: Tensor  # int64 (n,)
-    labels: Tensor  # (n, C): 1, 0, or -1 for unknown
+    rows: Tensor  # int64 (n,), beside the pixels
+    labels: Tensor  # (n, C): 1, 0, or -1 for unknown, on the device
 
     @classmethod
     def build(cls, store: ImageStore, rows: NDArray[np.intp], labels: NDArray[np.int8]) -> Self:
-        """Move rows and labels beside the store's pixels."""
-        device = store.pixels.device
-        return cls(store, torch.from_numpy(rows).to(device), torch.from_numpy(labels).to(device, store.mean.dtype))
+        """Put rows and labels where they are needed."""
+        home = "cpu" if isinstance(store.pixels, StoredImages) else store.pixels.device
+        return cls(store, torch.from_numpy(rows).to(home), torch.from_numpy(labels).to(store.mean))
 
     def __len__(self) -> int:
         """Count the images."""
         return len(self.rows)
 
-    def batches(self, size: int, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, rng: torch.Generator | None = None, change: Change | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (images, labels) once through, in the generator's random order or, without one, as stored."""
         order = torch.arange(len(self)) if rng is None else torch.randperm(len(self), generator=rng)
-        order = order.to(self.rows.device)
+        rows, labels = self.rows[order.to(self.rows.device)], self.labels[order.to(self.labels.device)]
         for start, stop in batch_bounds(len(self), size):
-            chosen = order[start:stop]
-            yield self.store.gather(self.rows[chosen]), self.labels[chosen]
+            yield self.store.gather(rows[start:stop], change), labels[start:stop]
 
 
 def batch_bounds(samples: int, size: int) -> list[tuple[int, int]]:

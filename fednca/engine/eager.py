@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fednca.config import TrainConfig
-from fednca.engine.batches import Shard
+from fednca.config import AugmentConfig, TrainConfig
+from fednca.engine.augment import augment
+from fednca.engine.batches import Change, Shard
 from fednca.methods.base import Local, Method, Server, Tensors, Update
 from fednca.randomness import seeded, torch_rng
 
@@ -49,10 +51,23 @@ class EagerEngine:
                     rng=torch_rng(self.seed, "losses", number, client),
                 )
                 order = torch_rng(self.seed, "batches", number, client)
-                yield local_update(self.method, local, self.shards[client], self.config, order)
+                change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
+                yield local_update(self.method, local, self.shards[client], self.config, order, change)
 
 
-def local_update(method: Method, local: Local, shard: Shard, config: TrainConfig, order: torch.Generator) -> Result:
+def make_change(config: AugmentConfig, rng: torch.Generator) -> Change | None:
+    """Return the augmentation of one local update, or None where all of it is off."""
+    return None if config == AugmentConfig() else partial(augment, config=config, rng=rng)
+
+
+def local_update(
+    method: Method,
+    local: Local,
+    shard: Shard,
+    config: TrainConfig,
+    order: torch.Generator,
+    change: Change | None = None,
+) -> Result:
     """Train one client from the global weights for its local epochs."""
     model = local.model
     model.load_state_dict(local.start)
@@ -64,7 +79,7 @@ def local_update(method: Method, local: Local, shard: Shard, config: TrainConfig
         load_optimizer(optimizer, local)
     totals: Tensors = {}
     for _ in range(config.local_epochs):
-        for images, labels in shard.batches(config.batch_size, order):
+        for images, labels in shard.batches(config.batch_size, order, change):
             terms = train_step(method, local, optimizer, images, labels, config)
             for name, term in terms.items():
                 totals[name] = totals.get(name, 0) + term.detach() * len(images)

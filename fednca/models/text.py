@@ -4,7 +4,6 @@ import hashlib
 import importlib
 import importlib.util
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from zipfile import BadZipFile
@@ -18,7 +17,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from fednca.errors import FedncaError
-from fednca.files import explain_write, write_atomic
+from fednca.files import cache_folder, explain_write, write_atomic
 from fednca.models.etf import orthonormal_rows
 from fednca.randomness import seeded
 
@@ -105,12 +104,6 @@ def encode_with_clip(prompts: list[str]) -> NDArray[np.float32]:
             f"CLIP's weights '{weights}' could not be loaded ({error}); connect once, or use random or a file"
         ) from error
     return embedded.float().numpy()
-
-
-def cache_folder() -> Path:
-    """Return where computed tables are kept for the user."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "fednca"
 
 
 def file_table(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Tables for the terminal."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
@@ -83,11 +84,16 @@ def methods_table(classes: int) -> Table:
     return table
 
 
-def datasets_table(sources: "Mapping[str, Source]") -> Table:
-    """Show what every dataset is."""
+def datasets_table(sources: "Mapping[str, Source]", root: Path) -> Table:
+    """Show what every dataset is, and whether its files are in its folder below `root`."""
     table = Table(box=SIMPLE)
-    for column in ("dataset", "what it is", "licence"):
-        table.add_column(column)
+    for column in ("dataset", "here", "what it is"):
+        table.add_column(column, no_wrap=column == "dataset")
     for name, source in sources.items():
-        table.add_row(name, source.SUMMARY, source.LICENCE)
+        present = "no" if source.missing(root / name) else "yes"
+        facts = {"size": source.SIZE, "classes": len(source.CLASSES) or "yours"}
+        facts |= {"obtained": source.OBTAINED, "licence": source.LICENCE}
+        about = "\n".join([source.SUMMARY, *(f"[dim]{key}:[/] {value}" for key, value in facts.items())])
+        table.add_row(name, present, about)
+        table.add_section()
     return table

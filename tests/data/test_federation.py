@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-from PIL import Image
 
-from fednca.data.federation import Federation, build_federation, hold_out, resize
+from fednca.data.federation import Federation, build_federation, hold_out
 from fednca.data.types import Dataset, Split
 from fednca.errors import FedncaError
 
@@ -114,18 +113,3 @@ def test_a_hold_out_is_never_empty():
     split = make_split(0, 20)
     stay, aside = hold_out(Split(split.images, split.labels, np.arange(20) // 10), 0.1, 0)
     assert len(aside) == len(stay) == 10
-
-
-@pytest.mark.parametrize("shape", [(32, 48), (9, 7), (16, 16)])
-def test_resize_squashes_as_pillow_does(shape):
-    """Pillow's antialiased bilinear filter, which rounds its weights: one grey level of slack."""
-    images = np.random.default_rng(0).integers(0, 256, (3, *shape, 3), dtype=np.uint8)
-    expected = [np.asarray(Image.fromarray(image).resize((16, 16), Image.Resampling.BILINEAR)) for image in images]
-    resized = resize(images, 16)
-    assert resized.dtype == np.uint8
-    np.testing.assert_allclose(resized.astype(int), np.stack(expected).astype(int), atol=1)
-
-
-def test_resize_leaves_images_of_that_size_alone():
-    images = np.zeros((2, 16, 16, 3), np.uint8)
-    assert resize(images, 16) is images

@@ -17,7 +17,7 @@ def test_batches_cover_every_sample_once_and_never_end_with_one(samples):
 
 @pytest.mark.parametrize("moments", [IMAGENET, HALF])
 def test_images_are_normalised_as_torchvision_does(moments):
-    images = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (4, 6, 6, 3), dtype=np.uint8)
     store = ImageStore.build(images, moments, torch.device("cpu"), torch.float64)
     expected = normalize(to_tensor(images[2]).double(), *map(list, moments))
     torch.testing.assert_close(store.gather(torch.tensor([2]))[0], expected, rtol=0, atol=1e-6)

@@ -7,12 +7,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fednca.data.compose import compose
+from fednca.data.fetch import Progress
 from fednca.data.types import Dataset, Split
 from fednca.options import Options as BaseOptions
 from fednca.randomness import numpy_rng
 
 SUMMARY = "one or two handwritten digits on a 16x16 canvas, 10 classes, bundled with scikit-learn"
+SIZE = "2,000 train / 400 val / 800 test composites"
 LICENCE = "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)"
+OBTAINED = "part of scikit-learn"
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 TRAIN_SHARE, VAL_SHARE = 0.65, 0.13  # of each digit's 174 to 183 images; the rest is for test
@@ -35,6 +38,15 @@ class Options(BaseOptions):
     """Test images with one digit, per class."""
     test_pairs: int = Field(default=10, ge=0)
     """Test images with two different digits, per pair of classes."""
+
+
+def missing(root: Path) -> list[str]:
+    """Name nothing: the digits come with scikit-learn."""
+    return []
+
+
+def prepare(root: Path, progress: Progress) -> None:
+    """Do nothing: the digits come with scikit-learn."""
 
 
 def load(options: Options, root: Path | None) -> Dataset:

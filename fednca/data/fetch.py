@@ -1,0 +1,181 @@
+"""Downloads that can be interrupted: resumed where they stopped, verified, unpacked, and only then put in place."""
+
+import gzip
+import hashlib
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import IO
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from fednca.errors import FedncaError
+from fednca.files import explain_write
+
+Progress = Callable[[str, int, int], None]
+"""Hears what is under way, how many bytes of it are done, and how many there are (0: not known)."""
+
+CHUNK = 1 << 20
+TIMEOUT = 60  # seconds without a byte
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An official tar or zip file, and the folder it becomes."""
+
+    name: str
+    url: str
+    checksum: str
+    """As in `md5:c32a…`."""
+    folder: str
+    """Where its content lies below the root."""
+    inner: str | None = None
+    """Which folder of the archive that is; left out: the one of the same name."""
+
+
+def obtain(archive: Archive, root: Path, progress: Progress) -> None:
+    """Download and unpack an archive below `root`, and remove it; nothing is done where its folder stands already."""
+    target = root / archive.folder
+    if target.exists():
+        return
+    path = root / archive.name
+    download(archive.url, path, checksum=archive.checksum, progress=progress)
+    unpack(path, archive.inner or archive.folder, target, progress)
+    path.unlink()
+
+
+def download(url: str, path: Path, *, checksum: str, progress: Progress) -> None:
+    """Download a file by way of `path.partial`, from where an earlier attempt stopped; a file already there is checked.
+
+    checksum: `algorithm:hex`, with any algorithm of hashlib.
+    """
+    if path.exists():
+        if digest(path, checksum, progress) != checksum:
+            raise FedncaError(f"'{path}' is not the official file, whose checksum is {checksum}; remove it")
+        return
+    partial = path.with_name(path.name + ".partial")
+    with explain_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _receive(url, path, partial, progress)
+    found = digest(partial, checksum, progress)
+    if found != checksum:
+        partial.unlink()
+        raise FedncaError(f"'{url}' arrived with checksum {found} instead of {checksum} and was removed; try again")
+    partial.replace(path)
+
+
+def digest(path: Path, like: str, progress: Progress) -> str:
+    """Compute a file's checksum, `algorithm:hex`, by the algorithm of the one it is compared with."""
+    algorithm = like.partition(":")[0]
+    summed = hashlib.new(algorithm, usedforsecurity=False)
+    total, done = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            summed.update(chunk)
+            done += len(chunk)
+            progress(f"{path.name.removesuffix('.partial')}, checking", done, total)
+    return f"{algorithm}:{summed.hexdigest()}"
+
+
+def unpack(archive: Path, inner: str, target: Path, progress: Progress) -> None:
+    """Unpack a tar or zip file and make its folder `inner` ('.': all of it) the folder `target`, in one step."""
+    workplace = target.with_name(target.name + ".partial")
+    shutil.rmtree(workplace, ignore_errors=True)
+    try:
+        with explain_write(target), archive.open("rb") as file:
+            _extract(file, archive, workplace, progress)
+            if not (workplace / inner).is_dir():
+                raise FedncaError(f"'{archive}' holds no folder '{inner}'; put the official archive in its place")
+            (workplace / inner).rename(target)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _receive(url: str, path: Path, partial: Path, progress: Progress) -> None:
+    """Append to the partial file what it lacks; its content is not trusted until its checksum is known."""
+    done = partial.stat().st_size if partial.exists() else 0
+    response = _open(url, path, done)
+    if response is None:
+        return
+    with response:
+        if response.status != HTTPStatus.PARTIAL_CONTENT:
+            done = 0
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length else 0
+        with explain_write(partial), partial.open("ab" if done else "wb") as file:
+            progress(path.name, done, total)
+            while chunk := _read(response, url, done, total):
+                file.write(chunk)
+                done += len(chunk)
+                progress(path.name, done, total)
+
+
+def _open(url: str, path: Path, done: int) -> HTTPResponse | None:
+    """Ask for a file from byte `done` on; None where there is nothing beyond it."""
+    request = Request(url, headers={"User-Agent": "fednca"} | ({"Range": f"bytes={done}-"} if done else {}))
+    by_hand = f"try later, or put the file at '{path}' by hand"
+    try:
+        response: HTTPResponse = urlopen(request, timeout=TIMEOUT)
+    except HTTPError as error:
+        error.close()
+        if done and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return None
+        raise FedncaError(f"'{url}' answered {error.code} {error.reason}; {by_hand}") from error
+    except (OSError, HTTPException) as error:
+        raise FedncaError(f"'{url}' cannot be reached ({getattr(error, 'reason', error)}); {by_hand}") from error
+    return response
+
+
+def _read(response: HTTPResponse, url: str, done: int, total: int) -> bytes:
+    """Read the next chunk, b'' at the end; an end before `total` is an interruption."""
+    try:
+        chunk = response.read(CHUNK)
+    except (OSError, HTTPException) as error:
+        raise _stopped(url, done, total, error) from error
+    if not chunk and done < total:
+        raise _stopped(url, done, total, "connection closed")
+    return chunk
+
+
+def _stopped(url: str, done: int, total: int, reason: object) -> FedncaError:
+    so_far = f"{done} of {total or 'unknown'} bytes"
+    return FedncaError(f"'{url}' stopped after {so_far} ({reason}); run this again to go on from there")
+
+
+def _extract(file: IO[bytes], archive: Path, folder: Path, progress: Progress) -> None:
+    try:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as zipped:
+                zipped.extractall(folder, _zip_members(zipped, archive, progress))
+        else:
+            file.seek(0)
+            with tarfile.open(fileobj=file) as tar:
+                tar.extractall(folder, _tar_members(tar, file, archive, progress), filter="data")
+    except BROKEN as error:
+        raise FedncaError(f"'{archive}' cannot be unpacked: {error}; remove it and prepare again") from error
+
+
+def _zip_members(zipped: zipfile.ZipFile, archive: Path, progress: Progress) -> Iterator[str]:
+    total = archive.stat().st_size
+    for member in zipped.infolist():
+        # zipfile would quietly drop such parts; an archive that has them is not what it claims to be.
+        if member.filename.startswith(("/", "\\")) or ".." in Path(member.filename).parts:
+            raise zipfile.BadZipFile(f"its member '{member.filename}' points outside the folder")
+        progress(f"{archive.name}, unpacking", member.header_offset, total)
+        yield member.filename
+    progress(f"{archive.name}, unpacking", total, total)
+
+
+def _tar_members(tar: tarfile.TarFile, file: IO[bytes], archive: Path, progress: Progress) -> Iterator[tarfile.TarInfo]:
+    total = archive.stat().st_size
+    for member in tar:
+        progress(f"{archive.name}, unpacking", file.tell(), total)
+        yield member
+    progress(f"{archive.name}, unpacking", total, total)

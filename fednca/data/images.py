@@ -1,0 +1,158 @@
+"""One image file of any kind to RGB bytes: JPEG, PNG, TIFF and their like with Pillow, DICOM with pydicom."""
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fednca.errors import FedncaError
+
+# Pillow would hand some further formats to other programs (EPS to Ghostscript); nobody's dataset needs them.
+FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000", "PPM")
+DICOM_SUFFIXES = (".dcm", ".dicom")
+
+FULL_SCALES = tuple(2**bits - 1 for bits in (8, 10, 12, 14, 16))
+TINY = 1e-9  # the narrowest range of values that is divided by
+
+
+class ImageError(FedncaError):
+    """An image that cannot be read: where it is, and what is wrong with it."""
+
+    def __init__(self, path: Path, problem: str, row: int | None = None) -> None:
+        """Name the file, what is wrong with it in words that follow its name, and its row where it has one."""
+        super().__init__(path, problem, row)  # as given, so that it survives the way back from another process
+        self.path, self.problem, self.row = path, problem, row
+
+    def __str__(self) -> str:
+        """Return the one sentence."""
+        row = "" if self.row is None else f" (row {self.row})"
+        return f"image '{self.path}'{row} {self.problem}; replace the file or leave it out"
+
+
+def read_image(path: Path) -> NDArray[np.uint8]:
+    """Decode an image as it is meant to be seen: (H, W, 3).
+
+    EXIF orientation is applied and alpha dropped. Deep grey images (12 or 16 bits in a 16-bit file, or more) are
+    scaled from 0 to the smallest of 2^8-1, 2^10-1, 2^12-1, 2^14-1 and 2^16-1 that holds their maximum, or from 0 to 1
+    where they are floats up to 1. DICOM goes through rescale, window and MONOCHROME1.
+    """
+    return np.array(_read(path))
+
+
+def read_resized(path: Path, size: int) -> NDArray[np.uint8]:
+    """Decode an image and squash it to a square, bilinear with antialiasing: (size, size, 3)."""
+    return np.array(_read(path).resize((size, size), Image.Resampling.BILINEAR))
+
+
+def resize_array(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Squash images as `read_resized` does: (N, H, W, 3) → (N, size, size, 3); those of that size stay as they are."""
+    if images.shape[1:3] == (size, size):
+        return images
+    resized = np.empty((len(images), size, size, 3), np.uint8)
+    for image, small in zip(images, resized, strict=True):
+        small[:] = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+    return resized
+
+
+def _read(path: Path) -> Image.Image:
+    """Decode to mode RGB; whatever is wrong with the file becomes an ImageError."""
+    try:
+        # Pillow and pydicom warn of odd metadata and of images half the size they refuse; the pixels are what counts.
+        with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
+            head = file.read(132)
+            if not head:
+                raise ImageError(path, "is empty (0 bytes)")
+            file.seek(0)
+            if path.suffix.lower() in DICOM_SUFFIXES or head[128:] == b"DICM":
+                return _read_dicom(path, file, _import_pydicom(path))
+            return _read_common(file)
+    except (FedncaError, MemoryError):
+        raise
+    except Exception as error:  # a decoder fed with garbage may raise anything
+        raise ImageError(path, _explain(error)) from error
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read ({error.strerror})"
+    if isinstance(error, UnidentifiedImageError):
+        return f"is not an image of a known kind ({', '.join(FORMATS)}, DICOM)"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"has more pixels than the {2 * (Image.MAX_IMAGE_PIXELS or 0):,} that are decoded"
+    return f"is cut off, damaged or of an odd kind ({' '.join(str(error).split())})"
+
+
+def _read_common(file: BinaryIO) -> Image.Image:
+    with Image.open(file, formats=FORMATS) as image:
+        image.info.pop("transparency", None)  # alpha is dropped in palette and grey images, too
+        ImageOps.exif_transpose(image, in_place=True)
+        if image.mode in ("I", "F") or image.mode.startswith("I;"):
+            return Image.fromarray(_scale_grey(np.asarray(image))).convert("RGB")
+        return image.convert("RGB")
+
+
+def _scale_grey(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bring deep grey values to 8 bits, since Pillow would clip them at 255: (H, W) → (H, W)."""
+    scales = FULL_SCALES if np.issubdtype(values.dtype, np.integer) else (1, *FULL_SCALES)
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= scales[-1]):  # a float that is not a number fails here, too
+        raise ValueError(f"grey values from {low} to {high}, read are 0 to {scales[-1]}")
+    full = next(scale for scale in scales if high <= scale)
+    return _to_bytes(values.astype(np.float32) / full)
+
+
+def _import_pydicom(path: Path) -> ModuleType:
+    try:
+        importlib.import_module("pydicom.pixels")
+        return importlib.import_module("pydicom")
+    except ImportError as error:
+        # Not an ImageError: a whole folder of sound files must not be left out for want of a package.
+        raise FedncaError(f"image '{path}' is DICOM, which needs pydicom 3: pip install 'pydicom>=3'") from error
+
+
+def _read_dicom(path: Path, file: BinaryIO, pydicom: ModuleType) -> Image.Image:
+    header = pydicom.dcmread(file)
+    frames = int(header.get("NumberOfFrames") or 1)
+    if frames > 1:
+        raise ImageError(path, f"is DICOM of {frames} frames, and only single images are read")
+    kind = header.PhotometricInterpretation
+    pixels = pydicom.pixels.pixel_array(header)
+    if kind not in ("MONOCHROME1", "MONOCHROME2"):
+        if pixels.dtype != np.uint8 or pixels.ndim != 3:
+            raise ImageError(path, f"is DICOM in {kind} of {pixels.dtype}, and only grey and 8-bit RGB or YBR are read")
+        return Image.fromarray(pixels)
+    values = pydicom.pixels.apply_modality_lut(pixels, header)
+    if header.get("VOILUTSequence"):
+        depth = header.VOILUTSequence[0].LUTDescriptor[2]
+        shown = pydicom.pixels.apply_voi(np.rint(values).astype(np.int64), header) / (2**depth - 1)
+    else:
+        centre, width = _first(header.get("WindowCenter")), _first(header.get("WindowWidth"))
+        shown = _window(values, centre, width, header.get("VOILUTFunction") or "LINEAR")
+    return Image.fromarray(_to_bytes(1 - shown if kind == "MONOCHROME1" else shown)).convert("RGB")
+
+
+def _first(numbers: Sequence[float] | float | None) -> float | None:
+    return None if numbers is None else float(np.ravel(numbers)[0])
+
+
+def _window(values: NDArray[Any], centre: float | None, width: float | None, function: str) -> NDArray[Any]:
+    """Bring values to 0..1 by a window (DICOM PS3.3 C.11.2.1), or from lowest to highest where there is none."""
+    if centre is None or width is None:
+        return (values - float(values.min())) / max(float(np.ptp(values)), TINY)
+    if function == "SIGMOID":
+        return 1 / (1 + np.exp(-4 * (values - centre) / max(width, TINY)))
+    if function == "LINEAR":
+        centre, width = centre - 0.5, width - 1
+    return np.clip((values - centre) / max(width, TINY) + 0.5, 0, 1)
+
+
+def _to_bytes(shown: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bring 0..1 to 0..255."""
+    rounded: NDArray[Any] = np.rint(255 * shown)
+    return rounded.astype(np.uint8)

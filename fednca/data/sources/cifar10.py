@@ -1,0 +1,119 @@
+"""Composites of CIFAR-10: one or two photographs on a black canvas."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fednca.data.compose import compose
+from fednca.data.fetch import Archive, Progress, obtain
+from fednca.data.layout import require
+from fednca.data.types import Dataset, Split
+from fednca.errors import FedncaError
+from fednca.options import Options as BaseOptions
+from fednca.randomness import numpy_rng
+
+SUMMARY = "one or two CIFAR-10 images on a 64x64 canvas, 10 classes"
+SIZE = "40,000 train / 4,000 val / 10,250 test composites"
+LICENCE = "none stated; to be cited as Krizhevsky (2009)"
+OBTAINED = "downloaded: cifar-10-binary.tar.gz, 170 MB"
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+ARCHIVE = Archive(
+    "cifar-10-binary.tar.gz",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "md5:c32a1d4ab5d03f1284b67883e8d87530",
+    "cifar-10-batches-bin",
+)
+TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+TEST_FILES = ("test_batch.bin",)
+
+SIDE = 32
+RECORD = 1 + 3 * SIDE * SIDE  # the class, then a plane of red, of green and of blue
+VAL_SHARE = 0.1  # of each class's training images
+
+
+class Options(BaseOptions):
+    """How many composites each split holds."""
+
+    seed: int = 0
+    """Decides which training images serve validation, and every composite."""
+    train_singles: int = Field(default=3100, ge=0)
+    """Training composites of one image, per class."""
+    train_pairs: int = Field(default=200, ge=0)
+    """Training composites of two images, per pair of classes."""
+    val_singles: int = Field(default=310, ge=0)
+    """Validation composites of one image, per class."""
+    val_pairs: int = Field(default=20, ge=0)
+    """Validation composites of two images, per pair of classes."""
+    test_singles: int = Field(default=800, ge=0)
+    """Test composites of one image, per class."""
+    test_pairs: int = Field(default=50, ge=0)
+    """Test composites of two images, per pair of classes."""
+
+
+def missing(root: Path) -> list[str]:
+    """Name the files of the binary version that are not there."""
+    folder = _folder(root)
+    pickled = (root / "cifar-10-batches-py").exists()
+    why = "; the pickled cifar-10-batches-py is never read" if pickled else ""
+    absent = [name for name in (*TRAIN_FILES, *TEST_FILES) if not (folder / name).is_file()]
+    return [f"'{folder / name}' (of {ARCHIVE.name}{why})" for name in absent]
+
+
+def prepare(root: Path, progress: Progress) -> None:
+    """Download the binary version."""
+    if missing(root):
+        obtain(ARCHIVE, root, progress)
+    require("cifar10", root, missing)
+
+
+def load(options: Options, root: Path | None) -> Dataset:
+    """Compose the three splits from disjoint source images."""
+    folder = _folder(require("cifar10", root, missing))
+    images, labels = read_batches(folder, TRAIN_FILES)
+    kept, aside = set_aside(labels, options.seed)
+
+    def split(part: str, images: NDArray[np.uint8], labels: NDArray[np.uint8], singles: int, pairs: int) -> Split:
+        rng = numpy_rng(options.seed, f"cifar10 {part} composites")
+        return Split(*compose(images, labels, len(CLASSES), singles=singles, pairs=pairs, rng=rng))
+
+    train = split("train", images[kept], labels[kept], options.train_singles, options.train_pairs)
+    val = split("val", images[aside], labels[aside], options.val_singles, options.val_pairs)
+    test = split("test", *read_batches(folder, TEST_FILES), options.test_singles, options.test_pairs)
+    return Dataset("cifar10", CLASSES, train, val, test)
+
+
+def read_batches(folder: Path, names: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Read files of the binary version one after the other: images (N, 32, 32, 3), labels (N,)."""
+    records = np.concatenate([_records(folder / name) for name in names])
+    planes = records[:, 1:].reshape(-1, 3, SIDE, SIDE)
+    return planes.transpose(0, 2, 3, 1), records[:, 0]
+
+
+def set_aside(labels: NDArray[np.uint8], seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Draw the training images that serve validation, a tenth of every class: (rows that stay, rows set aside)."""
+    rng = numpy_rng(seed, "cifar10 validation")
+    aside = np.zeros(len(labels), np.bool_)
+    for c in range(len(CLASSES)):
+        members = np.flatnonzero(labels == c)
+        aside[rng.permutation(members)[: round(VAL_SHARE * len(members))]] = True
+    return np.flatnonzero(~aside), np.flatnonzero(aside)
+
+
+def _folder(root: Path) -> Path:
+    directly = any((root / name).exists() for name in (*TRAIN_FILES, *TEST_FILES))
+    return root if directly else root / ARCHIVE.folder
+
+
+def _records(path: Path) -> NDArray[np.uint8]:
+    content = np.fromfile(path, np.uint8)
+    if not len(content) or len(content) % RECORD:
+        raise FedncaError(f"'{path}' has {len(content)} bytes, not a multiple of {RECORD}; unpack {ARCHIVE.name} again")
+    records = content.reshape(-1, RECORD)
+    wrong = np.flatnonzero(records[:, 0] >= len(CLASSES))
+    if len(wrong):
+        row = wrong[0]
+        raise FedncaError(f"'{path}' record {row} has class {records[row, 0]} of 10; unpack {ARCHIVE.name} again")
+    return records

@@ -1,0 +1,111 @@
+"""Composites of DermaMNIST: one or two skin lesions on a black canvas."""
+
+from importlib import import_module
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fednca.data.compose import compose
+from fednca.data.fetch import Progress, download
+from fednca.data.layout import require
+from fednca.data.types import Dataset, Split
+from fednca.errors import FedncaError
+from fednca.options import Options as BaseOptions
+from fednca.randomness import numpy_rng
+
+SUMMARY = "one or two skin lesions of DermaMNIST on a 56x56 canvas, 7 classes"
+SIZE = "8,057 train / 1,213 val / 2,425 test composites"
+LICENCE = "CC BY-NC 4.0"
+OBTAINED = "downloaded with the optional package medmnist: dermamnist.npz, 20 MB"
+CLASSES = (
+    "actinic keratoses",
+    "basal cell carcinoma",
+    "benign keratosis-like lesions",
+    "dermatofibroma",
+    "melanoma",
+    "melanocytic nevi",
+    "vascular lesions",
+)
+
+FILE = "dermamnist.npz"
+
+
+class Options(BaseOptions):
+    """How many pairs each split holds; every source image is also a single, once."""
+
+    seed: int = 0
+    """Decides every composite."""
+    train_pairs: int = Field(default=50, ge=0)
+    """Training composites of two images, per pair of classes."""
+    val_pairs: int = Field(default=10, ge=0)
+    """Validation composites of two images, per pair of classes."""
+    test_pairs: int = Field(default=20, ge=0)
+    """Test composites of two images, per pair of classes."""
+
+
+def missing(root: Path) -> list[str]:
+    """Name the file if it is not there."""
+    return [] if (root / FILE).is_file() else [f"'{root / FILE}' (MedMNIST's file of 28 pixels)"]
+
+
+def prepare(root: Path, progress: Progress) -> None:
+    """Download the file from where the package medmnist says."""
+    if not missing(root):
+        return
+    try:
+        facts = import_module("medmnist.info").INFO["dermamnist"]
+    except ImportError as error:
+        raise FedncaError(
+            f"where dermamnist is found is known to the package medmnist, which is not installed; "
+            f"install it, or put MedMNIST's {FILE} at '{root / FILE}' by hand"
+        ) from error
+    download(facts["url"], root / FILE, checksum=f"md5:{facts['MD5']}", progress=progress)
+
+
+def load(options: Options, root: Path | None) -> Dataset:
+    """Compose the three splits, each from its official source images."""
+    path = require("dermamnist", root, missing) / FILE
+    arrays = _read(path)
+    pairs = {"train": options.train_pairs, "val": options.val_pairs, "test": options.test_pairs}
+    splits = {
+        part: Split(
+            *compose(
+                *_source(arrays, part, path),
+                len(CLASSES),
+                singles=None,
+                pairs=count,
+                rng=numpy_rng(options.seed, f"dermamnist {part} composites"),
+            )
+        )
+        for part, count in pairs.items()
+    }
+    return Dataset("dermamnist", CLASSES, splits["train"], splits["val"], splits["test"])
+
+
+def _read(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
+        raise FedncaError(f"'{path}' cannot be read as an npz file ({error}); download it again") from error
+
+
+def _source(
+    arrays: dict[str, NDArray[np.generic]], part: str, path: Path
+) -> tuple[NDArray[np.uint8], NDArray[np.integer]]:
+    """Return a split's source images (N, 28, 28, 3) and their classes (N,)."""
+    for name in (f"{part}_images", f"{part}_labels"):
+        if name not in arrays:
+            raise FedncaError(f"'{path}' has no array '{name}'; put MedMNIST's {FILE} in its place")
+    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"].reshape(-1)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or len(images) != len(labels):
+        shape = f"{images.dtype} {images.shape} for {len(labels)} labels"
+        raise FedncaError(f"{part}_images of '{path}' are {shape}; put MedMNIST's {FILE} in its place")
+    wrong = np.flatnonzero(~np.isin(labels, np.arange(len(CLASSES))))
+    if len(wrong):
+        row = wrong[0]
+        raise FedncaError(f"{part}_labels of '{path}' has {labels[row]} in row {row}; classes are 0 to 6")
+    return images.astype(np.uint8, copy=False), labels.astype(np.intp)

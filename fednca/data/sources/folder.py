@@ -1,0 +1,287 @@
+"""Anybody's own images: a folder of them, and a table (CSV or Parquet) that says what each one shows."""
+
+import csv
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fednca.data.federation import hold_out
+from fednca.data.fetch import Progress
+from fednca.data.types import Dataset, FileImages, Split
+from fednca.errors import FedncaError
+from fednca.options import Options as BaseOptions
+
+SUMMARY = "your own images, with a table of labels"
+LICENCE = "yours"
+CLASSES: tuple[str, ...] = ()
+SIZE = "your own"
+OBTAINED = "put labels.csv and the images into the folder"
+
+TABLES = ("labels.csv", "labels.parquet")
+IMAGE = ("image", "images", "filename", "filenames", "file", "path", "id")
+GROUP = ("group", "patient", "patient_id", "subject")
+SITE = ("site", "hospital")
+PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+class Options(BaseOptions):
+    """How the table is read; column names are as its header writes them."""
+
+    table: str | None = None
+    """The table, below the root; left out: labels.csv or labels.parquet."""
+    image_column: str | None = None
+    """Column of image paths; left out: image, filename, file, path or id, else the first column."""
+    label_column: str | None = None
+    """One column that names the classes of an image (empty: none); left out: one column of 0 and 1 per class."""
+    separator: str = Field(default="|", min_length=1)
+    """What stands between the names in `label_column`."""
+    split_column: str = "split"
+    """Column that says train, val or test."""
+    group_column: str | None = None
+    """Column of what images must stay together by; left out: group, patient, patient_id or subject where present."""
+    site_column: str | None = None
+    """Column of where an image comes from; left out: site or hospital where present."""
+    classes: list[str] | None = None
+    """Classes to use, in this order; one that the table lacks is unknown for every image."""
+    image_folder: str | None = None
+    """Folder that the image paths start from, below the root; left out: images where it exists, else the root."""
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the training images set aside for test where the table has no test rows."""
+    seed: int = 0
+    """Decides which images are set aside for test."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text; `numbers` are its rows as a spreadsheet counts them, the header being row 1."""
+
+    path: Path
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: tuple[int, ...]
+
+    def column(self, name: str) -> list[str]:
+        """Return the cells of one column."""
+        at = self.header.index(name)
+        return [row[at] for row in self.rows]
+
+
+def missing(root: Path) -> list[str]:
+    """Say what the folder lacks."""
+    if any((root / name).is_file() for name in TABLES):
+        return []
+    return [f"the table '{root / TABLES[0]}' with a column of image paths and a column of 0 and 1 for each class"]
+
+
+def prepare(root: Path, progress: Progress) -> None:
+    """Do nothing where the table is there; nobody else can fetch it."""
+    if lacking := missing(root):
+        raise FedncaError(f"there is nothing to download for your own images; write {lacking[0]}")
+
+
+def load(options: Options, root: Path | None) -> Dataset:
+    """Read the table and find the images; they stay files, decoded by whoever wants pixels."""
+    if root is None:
+        raise FedncaError("dataset 'folder' has no root; set data.root to the folder of images and table")
+    table = read_table(_table_path(options, root))
+    image = _column(table, "image_column", options.image_column, IMAGE) or table.header[0]
+    # Only a name that the user has chosen must be there.
+    chosen = None if options.split_column == "split" else options.split_column
+    split = _column(table, "split_column", chosen, ("split",))
+    group = _column(table, "group_column", options.group_column, GROUP)
+    site = _column(table, "site_column", options.site_column, SITE)
+
+    classes, labels = _labels(table, options, {image, split, group, site})
+    paths = _image_paths(table, image, _image_folder(options, root))
+    groups = None if group is None else _numbered(table, group)[1]
+    names, sites = ((), None) if site is None else _numbered(table, site)
+    parts = np.array(_parts(table, split))
+    if group is not None and groups is not None:
+        _check_groups(table, group, parts, groups)
+    everything = Split(FileImages(tuple(paths)), labels, groups, sites)
+    rows = _rows(everything, parts, options)
+    if not len(rows["train"]):
+        raise FedncaError(f"table '{table.path}' leaves no image for training; add rows for it (split: train)")
+    val = _take(everything, rows["val"]) if len(rows["val"]) else None
+    return Dataset("folder", classes, _take(everything, rows["train"]), val, _take(everything, rows["test"]), names)
+
+
+def read_table(path: Path) -> Table:
+    """Read a table whole, as text, and refuse one that is not rectangular."""
+    records = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    header = tuple(cell.strip() for cell in records[0]) if records else ()
+    rows = [(n, tuple(cell.strip() for cell in row)) for n, row in enumerate(records[1:], 2) if row]
+    if not rows:
+        raise FedncaError(f"table '{path}' has no rows below its header; give one row per image")
+    for name in header:
+        if name and header.count(name) > 1:
+            raise FedncaError(f"table '{path}' has two columns '{name}'; rename one")
+    for number, row in rows:
+        if len(row) != len(header):
+            raise FedncaError(f"table '{path}' row {number} has {len(row)} cells for {len(header)} columns; mend it")
+    return Table(path, header, tuple(row for _, row in rows), tuple(number for number, _ in rows))
+
+
+def _read_csv(path: Path) -> list[list[str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.reader(file))
+    except UnicodeDecodeError as error:
+        raise FedncaError(f"table '{path}' is not UTF-8 (byte {error.start}); save it as 'CSV UTF-8'") from error
+    except (OSError, csv.Error) as error:
+        raise FedncaError(f"table '{path}' cannot be read ({error}); give a CSV file with commas") from error
+
+
+def _read_parquet(path: Path) -> list[list[str]]:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise FedncaError(f"table '{path}' needs pyarrow; install it, or save the table as CSV") from error
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise FedncaError(f"table '{path}' cannot be read ({reason}); give a Parquet file") from error
+    columns = [column.to_pylist() for column in table.columns]
+    return [table.column_names, *([_as_text(value) for value in row] for row in zip(*columns, strict=True))]
+
+
+def _as_text(value: object) -> str:
+    """Write a typed cell as a CSV would have it; a whole number may be stored as a float beside missing ones."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return str(value)
+
+
+def _table_path(options: Options, root: Path) -> Path:
+    names = (options.table,) if options.table else TABLES
+    for name in names:
+        if (root / name).is_file():
+            return root / name
+    raise FedncaError(f"table '{root / names[0]}' is not there; put it there, or name another with data.options.table")
+
+
+def _image_folder(options: Options, root: Path) -> Path:
+    if options.image_folder is None:
+        return root / "images" if (root / "images").is_dir() else root
+    if not (root / options.image_folder).is_dir():
+        raise FedncaError(f"image_folder '{root / options.image_folder}' is not there; name a folder below '{root}'")
+    return root / options.image_folder
+
+
+def _column(table: Table, option: str, chosen: str | None, usual: Sequence[str]) -> str | None:
+    """Find a column: the one that the user chose, else the first usual name, in whatever case."""
+    if chosen is not None:
+        if chosen not in table.header:
+            have = ", ".join(table.header)
+            raise FedncaError(f"{option} '{chosen}' is not in table '{table.path}'; its columns are {have}")
+        return chosen
+    by_name = {name.lower(): name for name in reversed(table.header)}
+    return next((by_name[name] for name in usual if name in by_name), None)
+
+
+def _labels(table: Table, options: Options, taken: set[str | None]) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+    """Read the classes and the labels of every row, (N, C)."""
+    label = _column(table, "label_column", options.label_column, ())
+    if label is None:
+        columns = [name for name in table.header if name and name not in taken]
+        known = {name: _zero_one(table, name) for name in options.classes or columns if name in columns}
+    else:
+        named = [{name.strip() for name in cell.split(options.separator)} - {""} for cell in table.column(label)]
+        known = {name: np.array([name in own for own in named], np.int8) for name in sorted(set().union(*named))}
+    classes = tuple(known) if options.classes is None else tuple(options.classes)
+    if len(set(classes)) < len(classes):
+        raise FedncaError(f"classes {', '.join(classes)} name one twice; name each once")
+    if not known.keys() & set(classes):
+        have = ", ".join(table.header)
+        raise FedncaError(f"table '{table.path}' has no class among its columns ({have}); add one, or set label_column")
+    unknown = np.full(len(table.rows), -1, np.int8)
+    return classes, np.stack([known.get(name, unknown) for name in classes], axis=1)
+
+
+def _zero_one(table: Table, name: str) -> NDArray[np.int8]:
+    values = {"0": 0, "1": 1, "": -1}
+    cells = table.column(name)
+    for number, cell in zip(table.numbers, cells, strict=True):
+        if cell not in values:
+            raise FedncaError(
+                f"table '{table.path}' row {number} has '{cell}' in column '{name}'; "
+                "write 0, 1 or nothing, or choose the class columns with data.options.classes"
+            )
+    return np.array([values[cell] for cell in cells], np.int8)
+
+
+def _image_paths(table: Table, column: str, folder: Path) -> list[Path]:
+    """Return the file of every row, which must exist below the folder and be named once."""
+    seen: dict[str, int] = {}
+    for number, cell in zip(table.numbers, table.column(column), strict=True):
+        inside = os.path.normpath(cell)
+        where = f"table '{table.path}' row {number}"
+        if not cell or Path(inside).is_absolute() or Path(inside).parts[0] == os.pardir:
+            raise FedncaError(f"{where} has '{cell}' for an image; give a path below '{folder}'")
+        if inside in seen:
+            raise FedncaError(f"{where} names '{cell}', as row {seen[inside]} does; keep one row per image")
+        if not (folder / inside).is_file():
+            raise FedncaError(f"{where} names '{folder / inside}', which is not there; add it or take the row out")
+        seen[inside] = number
+    return [folder / inside for inside in seen]
+
+
+def _parts(table: Table, column: str | None) -> list[str]:
+    if column is None:
+        return ["train"] * len(table.rows)
+    cells = table.column(column)
+    for number, cell in zip(table.numbers, cells, strict=True):
+        if cell.lower() not in PARTS:
+            known = ", ".join(PARTS)
+            raise FedncaError(f"table '{table.path}' row {number} has split '{cell}'; write one of {known}")
+    return [PARTS[cell.lower()] for cell in cells]
+
+
+def _numbered(table: Table, column: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the distinct values of a column and, for each row, which one it has."""
+    cells = table.column(column)
+    if "" in cells:
+        number = table.numbers[cells.index("")]
+        raise FedncaError(f"table '{table.path}' row {number} has no {column}; fill it in for every row")
+    names, which = np.unique(cells, return_inverse=True)
+    return tuple(names.tolist()), which.astype(np.int64)
+
+
+def _rows(everything: Split, parts: NDArray[np.str_], options: Options) -> dict[str, NDArray[np.intp]]:
+    """Find the rows of each part; without any for test, some of the training rows are set aside."""
+    rows = {part: np.flatnonzero(parts == part) for part in ("train", "val", "test")}
+    if len(rows["train"]) and not len(rows["test"]):
+        train = _take(everything, rows["train"])
+        by_site = train.sites is not None
+        stay, aside = hold_out(train, options.test_fraction, options.seed, by_site=by_site, purpose="hold out test")
+        rows["train"], rows["test"] = rows["train"][stay], rows["train"][aside]
+    return rows
+
+
+def _take(everything: Split, rows: NDArray[np.intp]) -> Split:
+    assert isinstance(everything.images, FileImages)
+    images = FileImages(tuple(everything.images.paths[row] for row in rows))
+    groups, sites = (None if numbers is None else numbers[rows] for numbers in (everything.groups, everything.sites))
+    return Split(images, everything.labels[rows], groups, sites)
+
+
+def _check_groups(table: Table, column: str, parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
+    """Refuse a group whose images are in two splits: a model would be judged on what it was trained on."""
+    _, first, unit = np.unique(groups, return_index=True, return_inverse=True)
+    strays = np.flatnonzero(parts != parts[first][unit])
+    if len(strays):
+        row, other = int(strays[0]), int(first[unit[strays[0]]])
+        raise FedncaError(
+            f"table '{table.path}' has {column} '{table.column(column)[row]}' in {parts[other]} "
+            f"(row {table.numbers[other]}) and in {parts[row]} (row {table.numbers[row]}); put it on one side"
+        )

@@ -1,0 +1,324 @@
+"""Images decoded and resized once, kept as memory-mapped uint8 shards, and reused by every run that wants them."""
+
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednca.data.images import ImageError, read_resized, resize_array
+from fednca.data.processes import cores, processes
+from fednca.errors import FedncaError, RunFailedError
+from fednca.files import explain_write, write_atomic
+
+if TYPE_CHECKING:
+    from fednca.data.types import FileImages
+
+FORMAT = 1  # raise it when decoding, resampling or the files change: older stores are then built anew
+CHUNK = 16  # images per task: many enough to make up for the sending, few enough to stop soon
+BLOCK = 1 << 24  # bytes per checksum, so that all cores can share in one shard
+FEW = 256  # fewer images are decoded sooner than worker processes have started
+
+LeftOut = tuple[int, str, str]
+"""A row of the input, its path, and what is wrong with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredImages:
+    """Images of one size in memory-mapped shards: together one array (N, size, size, 3).
+
+    shards: (n, size, size, 3) each, all but the last of the same length.
+    """
+
+    shards: tuple[NDArray[np.uint8], ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Return (N, size, size, 3)."""
+        count = sum(map(len, self.shards))
+        size = self.shards[0].shape[1] if self.shards else 0
+        return count, size, size, 3
+
+    def __len__(self) -> int:
+        """Count the images."""
+        return self.shape[0]
+
+    def take(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        """Return the images of these rows, (n, size, size, 3), in their order."""
+        if len(self.shards) == 1:
+            return self.shards[0][rows]
+        per_shard = len(self.shards[0]) if self.shards else 1
+        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        shard, offset = np.divmod(rows, per_shard)
+        for number in np.unique(shard):
+            here = shard == number
+            out[here] = self.shards[number][offset[here]]
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """An opened store.
+
+    rows: (N,), the rows of the input that are kept, sorted; left_out: the others; folder: its files.
+    """
+
+    images: StoredImages
+    rows: NDArray[np.intp]
+    left_out: tuple[LeftOut, ...]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the rows of a store lie: raw files of `per_shard` images each, the last one shorter."""
+
+    folder: Path
+    size: int
+    per_shard: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.size * self.size * 3
+
+    def shards(self, count: int) -> dict[Path, int]:
+        """Name the files of `count` images, and how many each holds."""
+        starts = range(0, count, self.per_shard)
+        return {self._shard(i): min(self.per_shard, count - start) for i, start in enumerate(starts)}
+
+    def write(self, start: int, images: NDArray[np.uint8]) -> None:
+        """Write images to the rows from `start` on."""
+        # Not through a memory map: on a full disk that is a fatal signal, where a write is an error to explain.
+        while len(images):
+            number, offset = divmod(start, self.per_shard)
+            here = images[: self.per_shard - offset]
+            with self._shard(number).open("r+b") as file:
+                file.seek(offset * self.row_bytes)
+                file.write(np.ascontiguousarray(here).data)
+            start, images = start + len(here), images[len(here) :]
+
+    def open(self, count: int) -> StoredImages:
+        """Map the shards, read-only; a file of another size than its images have is a ValueError."""
+        shards = []
+        for path, rows in self.shards(count).items():
+            if path.stat().st_size != rows * self.row_bytes:
+                raise ValueError(f"'{path}' does not hold {rows} images")
+            mapped = np.memmap(path, np.uint8, "r", shape=(rows, self.size, self.size, 3))
+            shards.append(mapped.view(np.ndarray))
+        return StoredImages(tuple(shards) or (np.empty((0, self.size, self.size, 3), np.uint8),))
+
+    def _shard(self, number: int) -> Path:
+        return self.folder / f"shard-{number:03d}.u8"
+
+
+def open_store(
+    images: "NDArray[np.uint8] | FileImages",
+    size: int,
+    *,
+    folder: Path,
+    on_corrupt: Literal["fail", "skip"] = "fail",
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    shard_bytes: int = 1 << 30,
+) -> Stored:
+    """Open the store of these images at this size, building it first where `folder` does not have it yet.
+
+    It is found again by what made it: the size and the pixels, or the files' paths, sizes and times. An image that
+    cannot be read fails the build, or is left out with `on_corrupt` "skip". `workers` is all cores by default;
+    `progress` hears (images done, images in all).
+    """
+    place = folder / _key(images, size, on_corrupt)
+    stored = _reopen(place)
+    if stored is None:
+        with explain_write(place):
+            shutil.rmtree(place, ignore_errors=True)  # a damaged one
+            with _building_site(place) as site:
+                layout = _Layout(site, size, max(1, shard_bytes // (3 * size * size)))
+                _build(images, layout, on_corrupt, workers or (1 if len(images) < FEW else cores()), progress)
+                _publish(site, place)
+        stored = _reopen(place)
+    if stored is None:
+        raise RunFailedError(f"store '{place}' was removed or damaged as soon as it was built; open it again")
+    return stored
+
+
+def verify_store(folder: Path) -> None:
+    """Compare every shard of the store in `folder` (`Stored.folder`) with its checksum, and name those that differ."""
+    if _reopen(folder) is None:
+        raise FedncaError(f"store '{folder}' is missing or incomplete; open it again to rebuild it")
+    expected = json.loads((folder / "store.json").read_text())["blake2b"]
+    found = _checksums([folder / name for name in expected], cores())
+    bad = [name for name in expected if found[name] != expected[name]]
+    if bad:
+        raise FedncaError(f"store '{folder}' is damaged in {', '.join(bad)}; delete the folder, and it is built again")
+
+
+def _key(images: "NDArray[np.uint8] | FileImages", size: int, on_corrupt: str) -> str:
+    """Digest what decides the content of a store."""
+    digest = blake2b(f"format {FORMAT}, size {size}, {on_corrupt}".encode(), digest_size=16)
+    if isinstance(images, np.ndarray):
+        digest.update(f"pixels {images.shape}".encode())
+        digest.update(np.ascontiguousarray(images).data)
+    else:
+        for path in images.paths:
+            digest.update(os.fsencode(path.absolute()) + b"\0" + _stamp(path))
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> bytes:
+    try:
+        status = path.stat()
+    except OSError:
+        return b"missing\n"
+    return b"%d %d\n" % (status.st_size, status.st_mtime_ns)
+
+
+def _reopen(place: Path) -> Stored | None:
+    """Map a finished store; None where there is none, or its files are not what store.json says."""
+    try:
+        note = json.loads((place / "store.json").read_text())
+        if note["format"] != FORMAT:
+            return None
+        images = _Layout(place, note["size"], note["per_shard"]).open(note["count"])
+        left_out = tuple((row, path, problem) for row, path, problem in note["left_out"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Stored(images, _rows_kept(len(images) + len(left_out), left_out), left_out, place)
+
+
+def _rows_kept(count: int, left_out: Iterable[LeftOut]) -> NDArray[np.intp]:
+    return np.delete(np.arange(count), [row for row, _, _ in left_out])
+
+
+@contextmanager
+def _building_site(place: Path) -> Iterator[Path]:
+    """Give a build a folder of its own beside its place; it goes away again, unless it has been renamed."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _clear_dead_sites(place.parent)
+    site = place.with_name(f"{place.name}.{os.getpid()}.{uuid4().hex}.{platform.node()}.partial")
+    site.mkdir()
+    try:
+        yield site
+    finally:
+        shutil.rmtree(site, ignore_errors=True)
+
+
+def _clear_dead_sites(folder: Path) -> None:
+    """Remove what builds of this machine left behind when they were killed."""
+    of_this_machine = re.compile(r"[0-9a-f]+\.(\d+)\.[0-9a-f]+\." + re.escape(platform.node()) + r"\.partial")
+    for path in folder.glob("*.partial"):
+        match = of_this_machine.fullmatch(path.name)
+        if match and not _is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # signal 0 is never delivered, only checked
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
+
+
+def _publish(site: Path, place: Path) -> None:
+    """Give a finished store its name, unless another process was faster: then its store is as good."""
+    try:
+        site.rename(place)
+    except OSError:
+        if _reopen(place) is None:
+            raise
+
+
+def _build(
+    images: "NDArray[np.uint8] | FileImages",
+    layout: _Layout,
+    on_corrupt: str,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Fill the shards, and write store.json last."""
+    sources = images if isinstance(images, np.ndarray) else images.paths
+    for path in layout.shards(len(sources)):
+        path.touch()
+    starts = range(0, len(sources), CHUNK)
+    chunks = [sources[start : start + CHUNK] for start in starts]
+    left_out: list[LeftOut] = []
+    with processes(workers) as run:
+        for start, chunk, bad in zip(starts, chunks, run(partial(_decode, layout), starts, chunks), strict=True):
+            if bad and on_corrupt == "fail":
+                row, path, problem = bad[0]  # chunks come back in their order, so there is none before it
+                raise ImageError(Path(path), problem, row)
+            left_out += bad
+            if progress is not None:
+                progress(start + len(chunk), len(sources))
+    if left_out:
+        _close_gaps(layout, _rows_kept(len(sources), left_out), len(sources))
+    count = len(sources) - len(left_out)
+    note = {
+        "format": FORMAT,
+        "size": layout.size,
+        "count": count,
+        "per_shard": layout.per_shard,
+        "blake2b": _checksums(layout.shards(count), workers),
+        "left_out": left_out,
+    }
+    write_atomic(layout.folder / "store.json", json.dumps(note).encode())
+
+
+def _decode(layout: _Layout, start: int, sources: NDArray[np.uint8] | tuple[Path, ...]) -> list[LeftOut]:
+    """Decode, resize and write the rows from `start` on, in a worker; return those that cannot be read."""
+    if isinstance(sources, np.ndarray):
+        layout.write(start, resize_array(sources, layout.size))
+        return []
+    bad = []
+    images = np.zeros((len(sources), layout.size, layout.size, 3), np.uint8)
+    for i, path in enumerate(sources):
+        try:
+            images[i] = read_resized(path, layout.size)
+        except ImageError as error:
+            bad.append((start + i, str(path), error.problem))
+    layout.write(start, images)
+    return bad
+
+
+def _close_gaps(layout: _Layout, kept: NDArray[np.intp], count: int) -> None:
+    """Move the rows kept, of `count`, together, and cut off the rest."""
+    decoded = layout.open(count)
+    for to in range(0, len(kept), CHUNK):
+        # A row only moves towards the start, so what is still to be moved is never written over.
+        layout.write(to, decoded.take(kept[to : to + CHUNK]))
+    remaining = layout.shards(len(kept))
+    for path in layout.shards(count):
+        if path in remaining:
+            os.truncate(path, remaining[path] * layout.row_bytes)
+        else:
+            path.unlink()
+
+
+def _checksums(shards: Iterable[Path], workers: int) -> dict[str, list[str]]:
+    """Digest every block of every shard, by its name."""
+    with ThreadPoolExecutor(workers) as threads:  # hashing and reading let other threads run
+        digests = {
+            path.name: threads.map(partial(_digest, path), range(0, path.stat().st_size, BLOCK)) for path in shards
+        }
+        return {name: list(blocks) for name, blocks in digests.items()}
+
+
+def _digest(path: Path, start: int) -> str:
+    with path.open("rb") as file:
+        file.seek(start)
+        return blake2b(file.read(BLOCK), digest_size=16).hexdigest()
