@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -24,23 +26,37 @@ def cores() -> int:
 
 @contextmanager
 def processes(count: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Give a `map` that runs in `count` processes, for one in this process; leaving drops what has not begun."""
+    """Give a `map` that runs in this process and `count` - 1 others; leaving drops what has not begun."""
     if count == 1:
         yield map
         return
     # Spawned, since a fork of a process with torch's threads may hang.
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _start_worker)
-
-    def run(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-        with _main_hidden():
-            return pool.map(function, *arguments)
-
+    pool = ProcessPoolExecutor(count - 1, multiprocessing.get_context("spawn"), _start_worker)
     try:
-        yield run
+        yield partial(_share_out, pool, 2 * (count - 1))
     except BrokenProcessPool as error:
         raise RunFailedError("a worker process was killed, perhaps for want of memory; use fewer workers") from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _share_out(
+    pool: ProcessPoolExecutor, backlog: int, function: Callable[..., Any], *arguments: Iterable[Any]
+) -> Iterator[Any]:
+    """Yield the results in order; while the pool has `backlog` tasks to do, as when it starts, do the next one here."""
+    waiting: deque[Future[Any]] = deque()
+    for task in zip(*arguments, strict=True):
+        if sum(not future.done() for future in waiting) < backlog:
+            with _main_hidden():
+                waiting.append(pool.submit(function, *task))
+        else:
+            here: Future[Any] = Future()
+            here.set_result(function(*task))
+            waiting.append(here)
+        while waiting and waiting[0].done():
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 @contextmanager
