@@ -4,6 +4,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,9 @@ Overrides = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 2 after a mistake that is explained, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without the sign for it still gets the rest
     try:
         run_command(list(sys.argv[1:] if argv is None else argv))
     except FedncaError as error:
@@ -31,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"fednca: stopped{stop}\n")
         return 130
+    except (OSError, MemoryError) as error:  # what no other place could explain better
+        sys.stderr.write(f"fednca: {str(error) or 'not enough memory'}\n")
+        return 2
     return 0
 
 
@@ -40,7 +48,12 @@ def run_command(argv: list[str]) -> None:
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
         raise unknown_name("command", argv[0], commands)
     arguments, rest = parser.parse_known_args([with_dashes(word) for word in argv])
+    if arguments.version:
+        sys.stdout.write(f"fednca {version('fednca')}\n")
+        return
     if "command" not in arguments:
+        if rest:
+            raise unknown_name("flag", rest[0], ["--help", "--version"])
         parser.print_help()
         return
     known = list(commands[argv[0]]._option_string_actions)  # argparse has no public list of a parser's flags
@@ -58,6 +71,7 @@ def run_command(argv: list[str]) -> None:
 def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     """Return the parser and its commands by name."""
     parser = Parser(prog="fednca", description="Federated multi-label image classification.", allow_abbrev=False)
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
 
     def add(name: str, command: Callable[..., None], text: str) -> ArgumentParser:
@@ -72,7 +86,7 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     for sub in (run, deal):
         sub.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
     for sub in (demo, run, deal):
-        sub.add_argument("--out", metavar="DIR", help="folder to write to; must not hold anything yet")
+        sub.add_argument("--out", metavar="DIR", type=not_empty, help="folder to write to; must not hold anything yet")
     for sub in (demo, run, deal):
         add_config_flags(sub)
     data = add("data", prepare_data, "Fetch a dataset and decode its images, or say what is missing.")
@@ -88,7 +102,7 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
         if kind == "datasets":
             sub.add_argument("--root", metavar="DIR", help="folder with one folder per dataset (default: data)")
         if kind == "methods":
-            sub.add_argument("--classes", metavar="N", type=int, default=20, help="classes to count uploads for")
+            sub.add_argument("--classes", metavar="N", type=int, choices=range(2, 513), default=20, help="in uploads")
     return parser, dict(commands.choices)
 
 
@@ -117,7 +131,7 @@ def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> 
     from fednca.runs import train
     from fednca.setup import federate
 
-    folder = free_folder(Path(arguments.out or "runs/demo"))
+    folder = Path(arguments.out) if arguments.out else free_folder(Path("runs/demo"))
     methods = [config.method.name] if "method.name" in overrides else DEMO_METHODS
     console.print(partition_table(federate(config)), "")
     runs = []
@@ -125,8 +139,8 @@ def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> 
         with tell_how_to_resume(folder / method):
             runs.append(train(config.replace({"method.name": method}), folder / method, [view(console)]))
     title = f"test metrics in percent, at the best of {config.train.rounds} rounds by validation"
-    console.print("", results_table(title, {named(run): run.results["val"] for run in runs}))
-    console.print("run folders:", *(str(run.folder) for run in runs), highlight=False, soft_wrap=True)
+    console.print("", results_table(title, {run.title: run.results["val"] for run in runs}))
+    console.print("run folders:", *(str(run.folder) for run in runs), highlight=False, markup=False, soft_wrap=True)
 
 
 def show_partition(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
@@ -142,8 +156,8 @@ def show_partition(arguments: Namespace, overrides: Overrides, console: "Console
     report = write_report(federation, folder, config.partition.model_dump())
     for fact in ("label_distance", "cooccurrence_distance", "missing_classes"):
         value = "not defined" if report[fact] is None else f"{report[fact]:.3f}"
-        console.print(f"{fact.replace('_', ' ')} of the clients: {value}", highlight=False)
-    console.print(f"facts and pictures: {folder}", highlight=False, soft_wrap=True)
+        console.print(f"{fact.replace('_', ' ')} of the clients: {value}", highlight=False, markup=False)
+    console.print(f"facts and pictures: {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
@@ -159,7 +173,7 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
         source.prepare(root, progress)
     dataset = load_dataset(config, progress)
     sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
-    console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False)
+    console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False, markup=False)
 
 
 def show_methods(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
@@ -191,17 +205,9 @@ def show_results(run: "Run", console: "Console") -> None:
     """Print the final table of a run and where it is."""
     from fednca.report.tables import selections_table
 
-    name = named(run)
-    title = f"{name} on {run.config.data.name}: test metrics in percent, by how the round is chosen"
+    title = f"{run.title} on {run.config.data.name}: test metrics in percent, by how the round is chosen"
     console.print("", selections_table(title, run.results))
-    console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
-
-
-def named(run: "Run") -> str:
-    """Name a run by its method, with what must be said of its learner."""
-    config, note = run.config.method, run.method.learner.note
-    name = config.name if config.learner is None else f"{config.name} on {config.learner}"
-    return f"{name} ({note})" if note else name
+    console.print(f"run folder: {run.folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def view(console: "Console") -> "Callback":
@@ -209,6 +215,13 @@ def view(console: "Console") -> "Callback":
     from fednca.progress import progress_for
 
     return progress_for(console)
+
+
+def not_empty(text: str) -> str:
+    """Refuse the empty path."""
+    if not text:
+        raise ValueError
+    return text
 
 
 def free_folder(folder: Path) -> Path:

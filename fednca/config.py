@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -14,6 +14,8 @@ from fednca.options import Options
 
 PRESETS = Path(__file__).parent / "presets"
 AnyOptions = TypeVar("AnyOptions", bound=Options)
+Beta = Annotated[float, Field(ge=0, lt=1)]
+OPTIONS_OF = {"data.name": "options", "method.name": "options", "method.learner": "learner_options"}
 
 
 class DataConfig(Options):
@@ -116,7 +118,7 @@ class TrainConfig(Options):
     """Learning rate, constant."""
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Weight decay on every trainable weight."""
-    betas: tuple[float, float] | None = None
+    betas: tuple[Beta, Beta] | None = None
     """AdamW's betas; left out: the method's own, else 0.9 and 0.999."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD's momentum."""
@@ -151,7 +153,7 @@ class CalibrateConfig(Options):
     """Best F1 of each class, or at least `target` sensitivity or specificity."""
     target: float = Field(default=0.9, gt=0, le=1)
     """The sensitivity or specificity wanted."""
-    bins: int = Field(default=1000, ge=2)
+    bins: int = Field(default=1000, ge=2, le=1_000_000)
     """Bins of the score histograms that clients send."""
     min_count: int = Field(default=0, ge=0)
     """Clients withhold counts below this."""
@@ -171,7 +173,7 @@ class Config(Options):
     """Training seed: initial weights, batch order, dropout, sampled clients."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of an operation; left out: torch's choice. Small networks want 1; sums round alike only if equal."""
 
     def to_toml(self) -> str:
@@ -181,8 +183,20 @@ class Config(Options):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def replace(self, overrides: Mapping[str, Any]) -> "Config":
-        """Return a config with the fields named by dotted paths changed: `{"train.rounds": 5}`."""
-        return build_config(merge(self.model_dump(mode="json"), overrides))
+        """Return a config with the fields named by dotted paths changed: `{"train.rounds": 5}`.
+
+        Another dataset, method or learner drops the options of the old one.
+        """
+        values = self.model_dump(mode="json")
+        for path, value in overrides.items():
+            *parents, leaf = path.split(".")
+            node = values
+            for part in parents:
+                node = node[part]
+            if path in OPTIONS_OF and node[leaf] != value:
+                node[OPTIONS_OF[path]] = {}  # another method's or dataset's
+            node[leaf] = value
+        return build_config(values)
 
 
 def leaves(model: type[Options] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -205,7 +219,9 @@ def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
         return adapter.validate_python(text.split(",") if is_list else text)
     except ValidationError as error:
         if is_list:
-            raise FedncaError(f"setting '{path}' should be two numbers with a comma between, not {text!r}") from None
+            raise FedncaError(
+                f"setting '{path}' should be values of its kind with commas between, not {text!r}"
+            ) from None
         raise FedncaError(describe(error, path, text)) from None
 
 
@@ -244,22 +260,6 @@ def build_config(values: Mapping[str, Any]) -> Config:
     return validate(Config, values)
 
 
-def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with dotted overrides laid over; another dataset or method drops the old one's options."""
-    merged: dict[str, Any] = json.loads(json.dumps(values))
-    for name, options in (("data.name", "options"), ("method.name", "options"), ("method.learner", "learner_options")):
-        section, _, leaf = name.partition(".")
-        if name in overrides and overrides[name] != merged.get(section, {}).get(leaf):
-            merged.get(section, {}).pop(options, None)
-    for path, value in overrides.items():
-        *parents, leaf = path.split(".")
-        node = merged
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[leaf] = value
-    return merged
-
-
 def preset_names() -> list[str]:
     """Return the names of the presets that come with the package."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
@@ -271,7 +271,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FedncaError(f"cannot read '{path}': {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # TOML's and Unicode's errors, and numbers too long to read
         raise FedncaError(f"'{path}' is not valid TOML: {error}") from None
 
 
@@ -286,4 +286,4 @@ def load_config(source: str | Path, overrides: Mapping[str, Any] | None = None) 
         if str(source) not in preset_names():
             raise unknown_name("preset", str(source), preset_names())
         path = PRESETS / f"{source}.toml"
-    return build_config(merge(read_toml(path), overrides or {}))
+    return build_config(read_toml(path)).replace(overrides or {})

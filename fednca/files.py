@@ -28,14 +28,20 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to disk, and rename it."""
     temporary = path.with_name(path.name + ".partial")
     with explain_write(path):
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def append_line(path: Path, line: str) -> None:
     """Append one line to a text file."""
     with explain_write(path), path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -56,12 +57,12 @@ class PlainProgress(Callback):
     def on_prepare(self, what: str, done: int, total: int) -> None:
         """Print when the decoding of a split begins and when it is done."""
         if done in {0, total}:
-            self.console.print(f"preparing {what}: {done} of {total}", highlight=False)
+            self.console.print(f"preparing {what}: {done} of {total}", highlight=False, markup=False)
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
         """Note how many rounds there are, and when they began."""
         self.rounds, self.done, self.began = run.config.train.rounds, rounds_done, time.monotonic()
-        self.name = run.config.method.name
+        self.name = run.title
 
     def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
         """Print the round, its losses and metrics, and the time left."""
@@ -71,7 +72,7 @@ class PlainProgress(Callback):
         if "test" in record:
             parts += [f"val {scores(record['val'])}", f"test {scores(record['test'])}"]
         parts.append(f"{record['samples_per_second']:.0f} images/s, {left:.0f} s left")
-        self.console.print(" | ".join(parts), highlight=False, soft_wrap=True)
+        self.console.print(" | ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveProgress(Callback):
@@ -113,7 +114,7 @@ class LiveProgress(Callback):
             1 if run.method.centralized else max(1, round(config.train.participation * config.partition.clients))
         )
         self.rounds = config.train.rounds
-        self.task: TaskID = self.bar.add_task(config.method.name, total=self.rounds, completed=rounds_done)
+        self.task: TaskID = self.bar.add_task(escape(run.title), total=self.rounds, completed=rounds_done)
         self.live.start()
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:

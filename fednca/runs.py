@@ -20,7 +20,7 @@ from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.engine.eager import Result
-from fednca.engine.loop import Job, Record, calibrate, close, judge, run_rounds
+from fednca.engine.loop import Job, Record, calibrate, close, run_rounds
 from fednca.errors import FedncaError, RunFailedError
 from fednca.files import append_line, explain_write, write_atomic
 from fednca.methods import create_method
@@ -46,9 +46,7 @@ class Run:
     @property
     def history(self) -> list[Record]:
         """One record per finished round: losses by term, metrics, seconds, samples per second."""
-        path = self.folder / "history.jsonl"
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
+        return read_history(self.folder / "history.jsonl")
 
     @property
     def finished(self) -> bool:
@@ -64,8 +62,14 @@ class Run:
         """
         if not self.finished:
             return select_rounds(self.history, self.config)
-        found: dict[str, Record] = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
-        return found
+        return read_json(self.folder / "results.json")
+
+    @property
+    def title(self) -> str:
+        """The run's method by name, with its learner and what must be said of it wherever results are shown."""
+        config, note = self.config.method, self.method.learner.note
+        name = config.name if config.learner is None else f"{config.name} on {config.learner}"
+        return f"{name} ({note})" if note else name
 
     @cached_property
     def method(self) -> Method:
@@ -80,8 +84,7 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """What the numbers may depend on: versions, machine, threads; and the names of the classes."""
-        found: dict[str, Any] = json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
-        return found
+        return read_json(self.folder / "environment.json")
 
     def state(self, which: str = "final") -> State:
         """Return the `best` or the `last` checkpoint, or the `final` model of a finished run with its thresholds."""
@@ -122,16 +125,29 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
         state = to_device(run.state("last"), device)
         truncate_history(run.folder / "history.jsonl", state.round)
         model = build_model(run.config, run.method, run.federation.dataset.classes, pretrained="none")
+        check_fit(run, model, state)
         return _go_on(run, run.federation, model, state, device, callbacks)
+
+
+def check_fit(run: Run, model: nn.Module, state: State) -> None:
+    """Refuse a checkpoint or partition that does not belong to the config beside it."""
+    wanted, found = ({n: t.shape for n, t in tensors.items()} for tensors in (model.state_dict(), state.server.weights))
+    if wanted != found:
+        raise FedncaError(f"the checkpoint in '{run.folder}' does not fit the model of its config.toml; was it edited?")
+    dealt, configured = len(run.federation.train.partition.clients), run.config.partition.clients
+    if dealt != configured:
+        raise FedncaError(f"partition.npz in '{run.folder}' has {dealt} clients, its config.toml {configured}")
 
 
 def _begin(
     run: Run, federation: Federation, model: nn.Module, device: torch.device, callbacks: Sequence[Callback]
 ) -> Run:
     """Write what a run is before its first round, and start."""
+    with explain_write(run.folder):
+        (run.folder / "history.jsonl").unlink(missing_ok=True)  # of rounds whose checkpoint is gone
     with explain_write(run.folder / "partition.npz"):
         federation.save(run.folder / "partition.npz")
-    facts = environment() | {"classes": federation.dataset.classes}
+    facts = environment() | {"classes": federation.dataset.classes, "note": run.method.learner.note}
     write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
@@ -192,10 +208,7 @@ def final_results(run: Run, job: Job) -> dict[str, Record]:
     results = select_rounds(run.history, run.config)
     for which, name in (("last", "last"), ("best", "val")):
         state = to_device(run.state(which), job.test.rows.device)
-        server = Server(state.server.weights)
-        if job.method.closes:
-            server = close(job, server)
-            results[name] = {"round": state.round, **judge(job, server)}
+        server = close(job, Server(state.server.weights))
         thresholds, results[name]["calibrated"] = calibrate(job, server)
     final = State(state.round, server, best=state.best, thresholds=thresholds)
     save_checkpoint(run.folder / "final.safetensors", final)
@@ -208,9 +221,9 @@ def select_rounds(history: list[Record], config: Config) -> dict[str, Record]:
     if not judged:
         return {}
 
-    def score(record: Record, split: str) -> float:
+    def score(record: Record, split: str) -> tuple[float, int]:
         value = record[split][config.evaluate.select]
-        return float("-inf") if value is None else value
+        return (float("-inf") if value is None else value, record["round"])  # of equals the later one
 
     chosen = {
         "val": max(judged, key=lambda record: score(record, "val")),
@@ -280,9 +293,43 @@ def _version(package: str) -> str | None:
 
 def truncate_history(path: Path, rounds: int) -> None:
     """Cut history back to the first `rounds` lines: a later or half-written one belongs to no checkpoint."""
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").split("\n")[:rounds]
-        write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+    records = read_history(path, rounds)
+    if len(records) < rounds:
+        raise FedncaError(f"'{path}' has {len(records)} rounds where the last checkpoint has {rounds}")
+    write_atomic(path, "".join(f"{json.dumps(record)}\n" for record in records).encode())
+
+
+def read_history(path: Path, rounds: int | None = None) -> list[Record]:
+    """Read the whole lines of a history, or the first `rounds` of them, and check that they are rounds 1, 2, …"""
+    text = read_text(path) if path.exists() else ""
+    records = []
+    for number, line in enumerate(text.split("\n")[:-1][:rounds], start=1):
+        try:
+            record = json.loads(line)
+            sound = record["round"] == number
+        except (ValueError, TypeError, KeyError):
+            sound = False
+        if not sound:
+            raise FedncaError(f"'{path}' is damaged in line {number}")
+        records.append(record)
+    return records
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run."""
+    try:
+        found: dict[str, Any] = json.loads(read_text(path))
+    except ValueError as error:
+        raise FedncaError(f"'{path}' is damaged ({error})") from None
+    return found
+
+
+def read_text(path: Path) -> str:
+    """Read a text file of a run."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedncaError(f"'{path}' cannot be read ({error})") from None
 
 
 @contextmanager

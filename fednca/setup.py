@@ -1,5 +1,6 @@
 """From a config to the parts of a run: dataset, federation, model, and the job that engines execute."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,7 +67,12 @@ def data_root(config: Config) -> Path:
 def federate(config: Config, progress: Progress | None = None) -> Federation:
     """Load the configured dataset and deal it to the clients."""
     settings = config.partition.model_dump()
-    return build_federation(load_dataset(config, progress), **settings, val_fraction=config.data.val_fraction)
+    federation = build_federation(load_dataset(config, progress), **settings, val_fraction=config.data.val_fraction)
+    sizes = {"validation": len(federation.val.union()[0]), "test": len(federation.dataset.test)}
+    for part, size in sizes.items():
+        if not size:
+            raise FedncaError(f"{federation.dataset.name} has no {part} images with these settings; give it some")
+    return federation
 
 
 def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pretrained: str) -> nn.Module:
@@ -76,7 +82,23 @@ def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pre
             config.model.backbone, pretrained=pretrained, norm=config.model.norm, image_size=config.data.image_size
         )
         model = Classifier(backbone, method.learner.head(Task(classes, backbone.dim)))
+        try_out(model, config)
     return model.to(DTYPES[config.train.precision])
+
+
+def try_out(model: nn.Module, config: Config) -> None:
+    """Train a copy's forward pass on the smallest batch there may be, so that a misfit shows before a run begins."""
+    size = config.data.image_size
+    images = torch.zeros(min(2, config.train.batch_size), 3, size, size)
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(images)
+    except (RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError) as error:
+        reason = str(error).partition("\n")[0]
+        raise FedncaError(
+            f"backbone '{config.model.backbone}' cannot train on batches of {len(images)} at {size} px ({reason}); "
+            "choose another backbone, image_size or batch_size"
+        ) from error
 
 
 def build_job(config: Config, method: Method, federation: Federation, model: nn.Module, device: torch.device) -> Job:

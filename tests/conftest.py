@@ -10,6 +10,12 @@ torch.set_num_threads(1)
 DATA = Path(os.environ.get("FEDNCA_DATA", Path(__file__).parents[2] / "shared/data"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory):
+    """Keep the tests out of the user's cache."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def data_folder():
     """The folder of real data, for tests marked `data`."""

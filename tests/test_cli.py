@@ -23,7 +23,7 @@ def told(capsys):
     def tell(*words):
         assert main([str(word) for word in words]) == 2
         out, err = capsys.readouterr()
-        assert out == ""
+        assert all(line.startswith("preparing ") for line in out.splitlines())
         assert err.startswith("fednca: ")
         assert err.count("\n") == 1
         return err
@@ -48,7 +48,7 @@ def told(capsys):
         ("run demo --gamma 1.5", "'partition.gamma' should be less than or equal to 1, not 1.5"),
         ("run demo --rounds many", "setting 'train.rounds' should be a valid integer, not 'many'"),
         ("run demo --norm layer", "'model.norm' should be 'batch', 'group' or 'frozen', not 'layer'"),
-        ("run demo --betas 0.9", "'train.betas' should be two numbers with a comma between, not '0.9'"),
+        ("run demo --betas 0.9", "'train.betas' should be values of its kind with commas between, not '0.9'"),
         ("run demo --device tpu", "device 'tpu' is not known (known: auto, cpu, cuda, cuda:N)"),
         ("run demo --device cuda:99", "device 'cuda:99' is not there"),
         ("run demo --roundz 3", "flag '--roundz' is not known; did you mean '--rounds'?"),
@@ -62,6 +62,18 @@ def told(capsys):
         ("run demo --method.variant", "flag '--method.variant' needs a value"),
         ("run demo --learner.lambda1 1", "no --learner is given"),
         ("run demo --data.train_singles 1000", "1000 singles"),
+        ("run demo --data.val_singles 0 --data.val_pairs 0", "digits has no validation images"),
+        ("run demo --data.test_singles 0 --data.test_pairs 0", "digits has no test images"),
+        ("run demo --gamma 0.05", "gamma 0.05 of 10 classes is less than one class"),
+        ("run demo --betas 2,3", "'train.betas'"),
+        ("run demo --threads 99999999999999999999", "'threads' should be less than or equal to 1024"),
+        ("run demo --method.lambda1 inf", "'method.options.lambda1' should be a finite number"),
+        ("run demo --backbone resnet18 --image-size 32 --batch-size 1", "cannot train on batches of 1 at 32 px"),
+        ("run demo --backbone convnext_atto --image-size 8", "backbone 'convnext_atto' cannot"),
+        ("run demo --method fedavg-asl --learner fednca-ml", "differs from fedavg only in what a client learns"),
+        ("run demo --out=", "argument --out: invalid not_empty value: ''"),
+        (f"run demo --out {'x' * 300}", "File name too long"),
+        ("--nope", "flag '--nope' is not known"),
         ("run demo --clients 2000", "images cannot give 2000 clients"),
         ("run demo --pretrained no.safetensors", "weight file 'no.safetensors'"),
         ("run cifar10-0.5", "cifar10 lacks 'data/cifar10/cifar-10-batches-bin/data_batch_1.bin'"),
@@ -83,6 +95,10 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(told, words, sentence, tmp_pa
     ("text", "sentence"),
     [
         ("rounds = ", "is not valid TOML"),
+        ("train = 5\n", "setting 'train' should be"),
+        ("method = 'fedavg'\n", "setting 'method' should be"),
+        ("seed = 2020-01-01\n", "setting 'seed' should be a valid integer"),
+        (f"seed = {'9' * 5000}\n", "is not valid TOML"),
         ("[train]\nrounds = '5'\n", "setting 'train.rounds' should be a valid integer, not '5'"),
         ("[train]\nepochs = 5\n", "setting 'train.epochs' is not known"),
         ("[method]\noptions = { tau = 'low' }\n", "setting 'method.options.tau' should be a valid number, not 'low'"),
@@ -113,6 +129,47 @@ def test_run_then_mistakes_with_its_folder(config, told, capsys, tmp_path):
     assert "is corrupted" in told("resume", folder)
     (folder / "partition.npz").write_bytes(b"nonsense")
     assert "is corrupted" in told("resume", folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "sentence"),
+    [
+        ("history.jsonl", lambda b: b"garbage\n" + b, "is damaged in line 1"),
+        ("history.jsonl", lambda b: b.split(b"\n")[0] + b"\n", "has 1 rounds where the last checkpoint has 2"),
+        ("history.jsonl", lambda b: b"\xff\n", "cannot be read"),
+        (
+            "partition.npz",
+            lambda b: b[: len(b) // 2] + bytes([b[len(b) // 2] ^ 255]) + b[len(b) // 2 + 1 :],
+            "partition.npz",
+        ),
+        ("config.toml", lambda b: b.replace(b"clients = 3", b"clients = 4"), "has 3 clients, its config.toml 4"),
+        ("config.toml", lambda b: b.replace(b"resnet-small", b"test_resnet"), "does not fit the model"),
+        ("last.safetensors", lambda b: b[:-1], "is corrupted"),
+    ],
+)
+def test_a_damaged_run_folder_is_one_sentence(config, told, capsys, tmp_path, file, damage, sentence):
+    assert main(["run", config, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    path = tmp_path / "run" / file
+    path.write_bytes(damage(path.read_bytes()))
+    assert sentence in told("resume", tmp_path / "run")
+
+
+def test_a_lost_checkpoint_begins_anew(config, tmp_path):
+    assert main(["run", config, "--out", str(tmp_path / "run")]) == 0
+    (tmp_path / "run/last.safetensors").unlink()
+    assert main(["resume", str(tmp_path / "run")]) == 0
+    assert len(Run(tmp_path / "run").history) == 2
+
+
+def test_signs_of_markup_in_a_folders_name_are_only_signs(config, capsys, tmp_path):
+    assert main(["run", config, "--out", str(tmp_path / "x[/y][bold]z")]) == 0
+    assert "x[/y][bold]z" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("fednca 0.")
 
 
 def test_a_folder_that_cannot_be_written(config, told, tmp_path):

@@ -77,7 +77,7 @@ def test_three_ways_to_choose_a_round():
 
     history = [record(1, 0.2, 0.9), {"round": 2}, record(3, 0.5, 0.4), record(4, None, None), record(5, 0.5, 0.3)]
     chosen = select_rounds(history, CONFIG)
-    assert {name: result["round"] for name, result in chosen.items()} == {"val": 3, "paper": 1, "last": 5}
+    assert {name: result["round"] for name, result in chosen.items()} == {"val": 5, "paper": 1, "last": 5}
     assert select_rounds([], CONFIG) == {}
 
 
@@ -175,6 +175,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     with pytest.raises(RunFailedError, match=r"round 1, client 0: the loss term '(bce|neg|pos)' became (nan|inf)"):
         train(config, tmp_path / "run")
     assert Run(tmp_path / "run").state("last").round == 0
+
+
+def test_a_server_step_that_is_not_finite_names_its_round(tmp_path):
+    config = tiny(method__name="fedadam", method__options={"server_lr": 1e38}, train__rounds=4)
+    with pytest.raises(RunFailedError, match=r"round \d, (after aggregation|evaluation|client \d): .*not finite"):
+        train(config, tmp_path / "run")
 
 
 def test_a_folder_in_use_is_refused(tmp_path):

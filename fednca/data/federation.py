@@ -81,7 +81,12 @@ class Federation:
             own = {
                 name.removeprefix(f"{part}/"): array for name, array in arrays.items() if name.startswith(f"{part}/")
             }
-            return Share(split, own["rows"].astype(np.intp), from_arrays(own))
+            if own.keys() < {"rows", "owner", "reasons", "classes", "proportions", "unmatched"}:
+                raise FedncaError(f"'{path}' is damaged: it lacks arrays of the {part} images")
+            rows = own["rows"].astype(np.intp)
+            if len(rows) != len(own["owner"]) or rows.min(initial=0) < 0 or rows.max(initial=0) >= len(split):
+                raise FedncaError(f"'{path}' is damaged: its rows are not those of the {part} images")
+            return Share(split, rows, from_arrays(own))
 
         return cls(dataset, share("train", dataset.train), share("val", _val_split(dataset)))
 

@@ -1,8 +1,10 @@
 """Dealing images to clients: by Dirichlet(beta) shares and a class presence gamma, or by the site they come from."""
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 from zipfile import BadZipFile
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednca.errors import FedncaError, unknown_name
+from fednca.files import write_atomic
 from fednca.randomness import numpy_rng
 
 Kind = Literal["dirichlet", "natural"]
@@ -68,7 +71,7 @@ def dirichlet_presence(
     labels: (N, C), 1 present, 0 absent, -1 unknown; groups: (N,), images of one group stay together.
     """
     _check_settings(labels, clients, beta, gamma, unmatched, min_samples)
-    held = max(1, math.ceil(gamma * labels.shape[1] - 1e-9))
+    held = math.ceil(gamma * labels.shape[1] - 1e-9)
     best = -1
     for attempt in range(ATTEMPTS):
         rng = numpy_rng(seed, "partition", attempt)
@@ -194,8 +197,9 @@ def from_arrays(arrays: dict[str, NDArray[np.generic]]) -> Partition:
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write named arrays as an npz file, under exactly this path."""
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+    buffer = BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_atomic(path, buffer.getvalue())
 
 
 def read_arrays(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
@@ -203,7 +207,7 @@ def read_arrays(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = dict(archive)
-    except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, NotImplementedError, BadZipFile, zlib.error) as error:
         raise FedncaError(f"'{path}' cannot be read ({error}); give a file that save() wrote") from error
     if needed not in arrays:
         raise FedncaError(f"'{path}' has no array '{needed}'; give a file that save() wrote")
@@ -221,6 +225,8 @@ def _check_settings(
         raise FedncaError(f"beta is {beta}; give a number above 0")
     if not 0 < gamma <= 1:
         raise FedncaError(f"gamma is {gamma}; give a number above 0 and at most 1")
+    if gamma * labels.shape[1] < 1 - 1e-9:
+        raise FedncaError(f"gamma {gamma:g} of {labels.shape[1]} classes is less than one class; raise gamma")
     if unmatched not in get_args(Unmatched):
         raise unknown_name("unmatched policy", unmatched, get_args(Unmatched))
     if len(labels) < clients * min_samples:

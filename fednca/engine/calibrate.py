@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fednca.config import CalibrateConfig
 
-UNCALIBRATED = 0.5  # the threshold of a class without positives (or negatives) to choose by
+UNCALIBRATED = 0.5  # the threshold of a class without positives or without negatives to choose by
+ROUNDING = 1e-9  # (1 - 0.9) * 10 is a little less than 1
 
 
 def candidates(bins: int) -> Tensor:
@@ -43,17 +44,14 @@ def pick_thresholds(histograms: Tensor, config: CalibrateConfig) -> Tensor:
     if config.goal == "f1":
         f1 = 2 * true_positives / (true_positives + false_positives + positives)
         chosen = _nearest_to_half(f1 == f1.amax(-1, keepdim=True), thresholds)
-        defined = positives
     elif config.goal == "sensitivity":
-        reached = true_positives >= config.target * positives
+        reached = true_positives >= config.target * positives - ROUNDING
         chosen = torch.where(reached, thresholds, -1).amax(-1)
         chosen = chosen.clamp(min=0)  # a score of exactly 0 is never above a threshold
-        defined = positives
     else:
-        reached = false_positives <= (1 - config.target) * negatives
+        reached = false_positives <= (1 - config.target) * negatives + ROUNDING
         chosen = torch.where(reached, thresholds, 2).amin(-1).clamp(max=float(thresholds[-1]))
-        defined = negatives
-    return chosen.where(defined[:, 0] > 0, UNCALIBRATED)
+    return chosen.where((positives[:, 0] > 0) & (negatives[:, 0] > 0), UNCALIBRATED)
 
 
 def _nearest_to_half(good: Tensor, thresholds: Tensor) -> Tensor:

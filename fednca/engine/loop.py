@@ -68,6 +68,7 @@ def run_rounds(
         # 3. The server makes the next global model of their updates, in order of client.
         results.sort(key=lambda result: result.update.client)
         server = job.method.aggregate(state.server, [r.update for r in results], shares(config, results))
+        check_weights(server.weights, f"round {number}, after aggregation")
         clients = state.clients | {r.update.client: r.state for r in results if r.state}
         state = State(number, server, clients, state.best)
 
@@ -75,11 +76,12 @@ def run_rounds(
         record = describe_round(number, results, trained, config)
         is_best = False
         if number % config.evaluate.every == 0 or number == config.train.rounds:
-            record |= judge(job, server)
+            record |= judge(job, close(job, server), f"round {number}, evaluation")
             value = record["val"][config.evaluate.select]
-            is_best = state.best is None or (value is not None and not value <= state.best.value)
+            value = -math.inf if value is None else value
+            is_best = state.best is None or value >= state.best.value  # of equals the later one
             if is_best:
-                state = replace(state, best=Best(number, -math.inf if value is None else value))
+                state = replace(state, best=Best(number, value))
         record["seconds"] = round(time.perf_counter() - began, 3)
         yield state, record, is_best
 
@@ -103,14 +105,20 @@ def check_finite(result: Result, number: int) -> None:
     for term, value in result.losses.items():
         if not math.isfinite(value):
             raise RunFailedError(f"{where}: the loss term '{term}' became {value}; try a smaller lr or clip_norm")
-    for name, tensor in result.update.weights.items():
+    check_weights(result.update.weights | result.update.extra, where)
+
+
+def check_weights(tensors: Tensors, where: str) -> None:
+    """Stop the run when a tensor that travels is no longer finite."""
+    for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise RunFailedError(f"{where}: the weights '{name}' are not finite; try a smaller lr or clip_norm")
+            raise RunFailedError(f"{where}: '{name}' is not finite; try a smaller learning rate or clip_norm")
 
 
-def judge(job: Job, server: Server) -> Record:
+def judge(job: Job, server: Server, where: str) -> Record:
     """Return the metrics of the server's model on validation and test images, at threshold 0.5."""
     val, test = score(job, server)
+    check_weights({"scores": torch.cat([val, test])}, where)
     return {
         "val": multilabel_metrics(val, job.val.labels).as_dict(),
         "test": multilabel_metrics(test, job.test.labels).as_dict(),
@@ -160,7 +168,9 @@ def calibrate(job: Job, server: Server) -> tuple[Tensor, Record]:
 
 
 def close(job: Job, server: Server) -> Server:
-    """Hold the method's closing exchange: clients send sums over their images, the server makes the final model."""
+    """Hold the closing exchange, if the method has one: clients send sums, the server makes the model to use."""
+    if not job.method.closes:
+        return server
     sums = []
     for shard in job.train:
         job.model.load_state_dict(server.weights)

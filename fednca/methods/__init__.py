@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
-from fednca.errors import unknown_name
+from fednca.errors import FedncaError, unknown_name
 
 if TYPE_CHECKING:
     from fednca.config import Config
@@ -34,12 +34,17 @@ def create_method(config: "Config") -> "Method":
 
     chosen = config.method
     pretrained = config.model.pretrained != "none"
+    cls = method_class(chosen.name)
     learner = None
     if chosen.learner is not None:
         other = method_class(chosen.learner)
+        if not cls.changes_rule() and chosen.name != "fedavg":
+            raise FedncaError(
+                f"method '{chosen.name}' differs from fedavg only in what a client learns, which --learner replaces; "
+                f"use fedavg (and --criterion for another loss)"
+            )
         hyper = validate(other.Hyper, chosen.learner_options, "method.learner_options")
         learner = other(hyper, pretrained=pretrained)
-    cls = method_class(chosen.name)
     method = cls(validate(cls.Hyper, chosen.options, "method.options"), pretrained=pretrained, learner=learner)
     method.clients = 1 if cls.centralized else config.partition.clients
     if chosen.criterion is not None:

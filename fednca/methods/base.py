@@ -116,6 +116,12 @@ class Method:
         self.learner: Method = learner or self
 
     @classmethod
+    def changes_rule(cls) -> bool:
+        """Tell whether the federation rule is another one than plain averaging."""
+        hooks = ("start_client", "penalties", "correct", "finish", "start_server", "send", "aggregate", "close_client")
+        return cls.centralized or any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks)
+
+    @classmethod
     def sketch(cls) -> Self:
         """Create the method with its defaults and nothing that must be fetched, to count and describe it."""
         return cls()

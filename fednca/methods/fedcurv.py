@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fednca.methods.base import About, Batches, Local, Method, Server, Tensors, Update, average
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
 
-CHUNK = 32  # samples whose gradients are held at once, each as large as the model
+HELD = 1 << 26  # numbers in the per-sample gradients held at once, each gradient as large as the model
+MOST = 32  # samples at once, however small the model
 
 
 class FedCurvHyper(FedAvgHyper):
@@ -110,9 +111,10 @@ def fisher_diagonal(learner: Method, local: Local, batches: Batches) -> Tensors:
     gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
     totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     samples = 0
+    at_once = min(MOST, max(1, HELD // sum(weight.numel() for weight in weights.values())))
     with plain_attention():
         for images, labels in batches:
-            for chunk in zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True):
+            for chunk in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
                 for name, each in gradients(weights, *chunk).items():
                     totals[name] += each.square().sum(0)
             samples += len(images)

@@ -27,9 +27,9 @@ class FedNCAMLHyper(Options):
     """The paper's equations, or the computation of its authors' code."""
     head: Literal["ladm-etf", "etf"] = "ladm-etf"
     """The ETF on one attention feature per class, or on the pooled feature."""
-    lambda1: float | None = Field(default=None, ge=0)
+    lambda1: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Weight of the negative feature rejection; left out: 1 from scratch, 0.01 from pretrained weights."""
-    lambda2: float | None = Field(default=None, ge=0)
+    lambda2: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Weight of the positive feature contrast; left out: 1."""
     tau: float = Field(default=0.3, gt=0, lt=1)
     """Similarity above which a negative feature is rejected."""
@@ -44,7 +44,7 @@ class FedNCAMLHyper(Options):
     etf_seed: int = Field(default=0, ge=0)
     """Seed of the ETF's orientation: the same for all clients and training seeds."""
     train_etf: bool = False
-    """Train, average and send the ETF like any weight, as the authors' code does by accident."""
+    """Train, average and send the classifier's ETF like any weight, as the authors' code does; queries stay as set."""
 
 
 class FedNCAML(Method):

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fednca.errors import FedncaError
+from fednca.errors import FedncaError, RunFailedError
 from fednca.methods.base import About, Batches, Local, Method, Server, Task, Tensors
 from fednca.models.cosine import SphereHead
 from fednca.models.etf import orthonormal_rows
@@ -24,7 +24,7 @@ class SphereFedHyper(Options):
 
     target: Literal["scaled", "shifted"] = "scaled"
     """Cosines regress y/√|Y|, the nearest a unit feature comes to all of Y; or (cos+1)/2 regresses y, as released."""
-    ridge: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    ridge: float = Field(default=1e-3, ge=1e-10, allow_inf_nan=False)
     """ε of the closing calibration, beside eigenvalues that add up to the number of images."""
     classifier_seed: int = Field(default=0, ge=0)
     """Seed of the orthonormal classifier: the same for all clients and training seeds."""
@@ -82,7 +82,12 @@ class SphereFed(Method):
         """Replace the classifier by the ridge regression of the labels on all clients' features."""
         V, U = (torch.stack([each[name] for each in sums]).sum(dim=0) for name in ("V", "U"))
         V.diagonal().add_(self.hyper.ridge)
-        W = torch.cholesky_solve(U, torch.linalg.cholesky(V)).T
+        factor, failed = torch.linalg.cholesky_ex(V)
+        if failed:
+            raise RunFailedError(
+                f"the features' covariance is singular at ridge {self.hyper.ridge:g}; use a larger one"
+            )
+        W = torch.cholesky_solve(U, factor).T
         old = server.weights["head.weight"]
         calibrated = {
             "head.weight": W.to(old.dtype).contiguous(),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
+from rich.markup import escape
 from rich.table import Table
 
 from fednca.data.partition import summary
@@ -26,14 +27,14 @@ def partition_table(federation: "Federation") -> Table:
     sizes = [len(rows) for rows in share.partition.clients]
     left_out = sum(map(len, share.partition.left_out.values()))
     title = f"{federation.dataset.name}: training images by class and client ({left_out} left out)"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("client")
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("client", no_wrap=True)
     for k in range(len(counts)):
         table.add_column(str(k), justify="right")
     table.add_column("all", justify="right", style="bold")
     for c, name in enumerate(federation.dataset.classes):
         cells = [str(n) if held else "·" for n, held in zip(counts[:, c], share.partition.classes[:, c], strict=True)]
-        table.add_row(name, *cells, str(counts[:, c].sum()))
+        table.add_row(escape(name), *cells, str(counts[:, c].sum()))
     table.add_section()
     table.add_row("images", *map(str, sizes), str(sum(sizes)), style="bold")
     return table
@@ -41,7 +42,7 @@ def partition_table(federation: "Federation") -> Table:
 
 def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """Show test metrics in percent, a row each; `rows` maps a name to a result with `round` and `test`."""
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     table.add_column("")
     labels = [*SHOWN.values(), *(f"{SHOWN[key]} cal." for key in CALIBRATED), "round"]
     for label in labels:
@@ -49,8 +50,13 @@ def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     for name, result in rows.items():
         calibrated = result.get("calibrated", {}).get("test", {})
         values = [result["test"][key] for key in SHOWN] + [calibrated.get(key) for key in CALIBRATED]
-        table.add_row(name, *("–" if v is None else f"{100 * v:.1f}" for v in values), str(result["round"]))
-    table.caption = "cal.: at thresholds calibrated on the clients' validation shares, otherwise at 0.5"
+        table.add_row(escape(name), *("–" if v is None else f"{100 * v:.1f}" for v in values), str(result["round"]))
+    table.caption = "cal.: at thresholds calibrated on the clients' validation shares, otherwise at 0.5" + "".join(
+        f"\n{escape(name)}: {metric} is not defined for {missing} of {len(values)} classes and leaves them out"
+        for name, result in rows.items()
+        for metric, values in (("AUC", result["test"]["class_auc"]), ("F1", result["test"]["class_f1"]))
+        if (missing := values.count(None))
+    )
     return table
 
 
@@ -61,7 +67,7 @@ def selections_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Ta
 
 def options_table(title: str, options: "type[Options]") -> Table:
     """Show the options of a method or dataset with their defaults."""
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     for column in ("option", "default", "what it does"):
         table.add_column(column)
     for name, field in options.model_fields.items():
@@ -74,7 +80,7 @@ def methods_table(classes: int) -> Table:
     from fednca.report.methods import megabytes, method_rows
 
     title = f"methods; upload is per client and round with a ResNet-18 and {classes} classes"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     for column in ("method", "upload", "head / local objective / state / aggregation", "from"):
         table.add_column(column, no_wrap=column in {"method", "upload"})
     for row in method_rows(classes):

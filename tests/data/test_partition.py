@@ -40,7 +40,9 @@ def members(partition: Partition, k: int) -> set[int]:
 def problems(draw):
     """Draw settings that can be met, with or without groups."""
     classes, clients = draw(st.integers(2, 9)), draw(st.integers(1, 6))
-    gamma = draw(st.floats(1 / clients, 1).filter(lambda g: clients * math.ceil(g * classes - 1e-9) >= classes))
+    gamma = draw(
+        st.floats(max(1 / clients, 1 / classes), 1).filter(lambda g: clients * math.ceil(g * classes - 1e-9) >= classes)
+    )
     labels = random_labels(draw(st.integers(0, 1000)), draw(st.integers(1, 120)), classes)
     grouped = draw(st.booleans())
     groups = np.random.default_rng(1).integers(0, 30, len(labels)) if grouped else None
@@ -64,7 +66,7 @@ def test_every_image_is_with_one_client_or_left_out_for_one_reason(problem):
 def test_clients_hold_m_classes_and_classes_have_their_holders(problem):
     labels, options = problem
     partition = dirichlet_presence(labels, **options)
-    m = max(1, math.ceil(options["gamma"] * labels.shape[1] - 1e-9))
+    m = math.ceil(options["gamma"] * labels.shape[1] - 1e-9)
     assert (partition.classes.sum(axis=1) == m).all()
     holders = 2 if options["clients"] * m >= 2 * labels.shape[1] else 1
     assert (partition.classes.sum(axis=0) >= holders).all()
@@ -292,6 +294,7 @@ def test_every_client_reaches_min_samples():
         ({"beta": math.nan}, "beta is nan"),
         ({"gamma": 0.0}, "gamma is 0.0"),
         ({"gamma": 1.5}, "gamma is 1.5"),
+        ({"gamma": 0.05}, "gamma 0.05 of 10 classes is less than one class"),
         ({"clients": 0}, "clients is 0"),
         ({"clients": 4, "gamma": 0.1}, "4 clients with 1 classes each cannot hold all 10 classes"),
         ({"min_samples": 101}, "1000 images cannot give 10 clients min_samples = 101 each"),

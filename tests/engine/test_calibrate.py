@@ -66,9 +66,14 @@ def test_histograms_are_counts_by_label_class_and_bin():
 
 @pytest.mark.parametrize("goal", ["f1", "sensitivity", "specificity"])
 def test_a_class_with_nothing_to_choose_by_keeps_one_half(goal):
-    p = torch.rand(20, 1)
-    label = 1 if goal == "specificity" else 0
-    assert calibrate([(p, torch.full((20, 1), label))], goal=goal) == [0.5]
+    for label in (0, 1):
+        assert calibrate([(torch.rand(20, 1), torch.full((20, 1), label))], goal=goal) == [0.5]
+
+
+def test_a_target_that_is_met_exactly_counts_as_met():
+    p = torch.cat([torch.arange(10) / 10 + 0.045, torch.tensor([0.99])])[:, None]
+    y = torch.tensor([0] * 10 + [1])[:, None]  # one false positive in ten is a specificity of 0.9
+    assert calibrate([(p, y)], bins=100, goal="specificity", target=0.9) == [pytest.approx(0.85)]
 
 
 def test_between_equally_good_thresholds_the_one_nearest_to_one_half():

@@ -136,5 +136,4 @@ def test_a_method_that_uses_the_whole_contract_is_served_before_and_after_a_resu
     closed = run.state("final").server.weights["head.linear.bias"]
     labels = run.federation.train.union()[1]
     assert closed.tolist() == labels.sum(axis=0).tolist()
-    assert run.results["last"]["test"] != run.history[-1]["test"]
-    assert run.results["paper"]["test"] in [record["test"] for record in run.history]
+    assert all(result["test"] in [record["test"] for record in run.history] for result in run.results.values())

@@ -38,7 +38,7 @@ LEARNERS = [
 
 @pytest.mark.parametrize("learner", LEARNERS, ids=["fedavg", "paper", "queries", "released"])
 def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypatch):
-    monkeypatch.setattr(fednca.methods.fedcurv, "CHUNK", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
+    monkeypatch.setattr(fednca.methods.fedcurv, "MOST", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
     torch.manual_seed(0)
     model = Classifier(build_backbone("resnet-small"), learner.head(Task(tuple("abcde"), 64))).double()
     images = torch.randn(9, 3, 16, 16, dtype=torch.float64)

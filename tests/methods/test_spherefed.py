@@ -109,7 +109,7 @@ def test_calibration_is_ridge_regression_of_the_labels_on_all_features(run):
     before = np.square(Z @ trained["head.weight"].numpy().T - Y).mean()
     after = np.square(Z @ found["head.weight"].numpy().T - Y).mean()
     assert after < before
-    assert run.results["last"]["test"] != run.history[-1]["test"]
+    assert run.results["last"]["test"] == run.history[-1]["test"]  # every round is judged as it would be used
     others = [name for name in found if not name.startswith("head.")]
     assert others
     assert all(torch.equal(found[name], trained[name]) for name in others)
