@@ -109,7 +109,8 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
 def run_train(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Train one run and show its results."""
     config = load_config(arguments.preset, overrides)
-    from fednca.runs import default_folder, train
+    from fednca.runfiles import default_folder
+    from fednca.runs import train
 
     folder = Path(arguments.out or default_folder(config))
     with tell_how_to_resume(folder):
@@ -171,7 +172,7 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
     source, root, progress = get_source(arguments.name), data_root(config), view(console).on_prepare
     if source.missing(root):
         source.prepare(root, progress)
-    dataset = load_dataset(config, progress)
+    dataset = load_dataset(config, progress, verify=True)
     sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
     console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False, markup=False)
 

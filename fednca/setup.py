@@ -16,7 +16,7 @@ from fednca.config import Config, validate
 from fednca.data.federation import Federation, build_federation
 from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
-from fednca.data.store import StoredImages, open_store
+from fednca.data.store import StoredImages, open_store, verify_store
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.engine.batches import HALF, IMAGENET, ImageStore, Shard
 from fednca.engine.eager import EagerEngine
@@ -30,26 +30,31 @@ from fednca.randomness import seeded
 DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
 
 
-def load_dataset(config: Config, progress: Progress | None = None) -> Dataset:
-    """Load the configured dataset at the configured size; images are decoded and resized once, then kept."""
+def load_dataset(config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
+    """Load the configured dataset at the configured size; images are decoded and resized once, then kept.
+
+    With `verify`, the checksums of what was kept are recomputed.
+    """
     source = get_source(config.data.name)
     options = validate(source.Options, config.data.options, "data.options")
     dataset = source.load(options, data_root(config))
 
     def ready(part: str, split: Split) -> Split:
-        return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"))
+        return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"), verify)
 
     val = None if dataset.val is None else ready("val", dataset.val)
     return replace(dataset, train=ready("train", dataset.train), val=val, test=ready("test", dataset.test))
 
 
-def at_size(split: Split, config: Config, progress: Callable[[int, int], None]) -> Split:
+def at_size(split: Split, config: Config, progress: Callable[[int, int], None], verify: bool) -> Split:
     """Return the split with stored images of the configured size, without those that cannot be read."""
     images, size = split.images, config.data.image_size
     if isinstance(images, StoredImages) or (isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)):
         return split
     folder = Path(config.data.cache) if config.data.cache else cache_folder() / "images"
     stored = open_store(images, size, folder=folder, on_corrupt=config.data.on_corrupt, progress=progress)
+    if verify:
+        verify_store(stored.folder)
     rows = stored.rows
     groups, sites = (None if numbers is None else numbers[rows] for numbers in (split.groups, split.sites))
     return Split(stored.images, split.labels[rows], groups, sites, unreadable=stored.left_out)

@@ -15,6 +15,7 @@ from helpers import Stop, StopAfter, tiny
 import fednca
 import fednca.engine.checkpoint
 import fednca.files
+import fednca.runfiles
 import fednca.runs
 from fednca.config import load_config
 from fednca.engine.evaluate import predict
@@ -93,6 +94,7 @@ class Dice:
         self.left = allowed
         for module, name in (
             (fednca.runs, "write_atomic"),
+            (fednca.runfiles, "write_atomic"),
             (fednca.runs, "append_line"),
             (fednca.engine.checkpoint, "write_atomic"),
         ):
@@ -186,7 +188,7 @@ def test_a_server_step_that_is_not_finite_names_its_round(tmp_path):
 def test_a_folder_in_use_is_refused(tmp_path):
     with pytest.raises(Stop):
         train(CONFIG, tmp_path / "run", [StopAfter(1)])
-    with fednca.runs.locked(tmp_path / "run"), pytest.raises(FedncaError, match="in use by another process"):
+    with fednca.runfiles.locked(tmp_path / "run"), pytest.raises(FedncaError, match="in use by another process"):
         resume(tmp_path / "run")
 
 

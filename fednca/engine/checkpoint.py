@@ -84,5 +84,5 @@ def checksum(tensors: Tensors) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

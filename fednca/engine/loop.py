@@ -20,7 +20,7 @@ from fednca.methods.base import Method, Server, Tensors
 from fednca.metrics import multilabel_metrics
 from fednca.randomness import numpy_rng
 
-Record = dict[str, Any]  # one line of history.jsonl
+Record = dict[str, Any]  # a round, as a line of history.jsonl
 
 
 class Engine(Protocol):
