@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 
 import pytest
 from helpers import tiny
@@ -223,12 +222,10 @@ def test_listings(capsys):
         assert expected in capsys.readouterr().out
 
 
-def test_help_is_quick_and_imports_no_torch():
-    began = time.monotonic()
-    code = "import sys; from fednca.cli import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
+def test_help_imports_nothing_slow():
+    code = "import sys; from fednca.cli import main\ntry: main(['--help'])\nfinally: print(any(slow in sys.modules for slow in ('torch', 'numpy', 'timm', 'sklearn', 'matplotlib')))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.endswith("False\n")
-    assert time.monotonic() - began < 1
 
 
 def test_ctrl_c_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):

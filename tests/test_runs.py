@@ -146,7 +146,7 @@ def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
 
 
 def test_kill_minus_nine_at_random_moments(tmp_path):
-    config = tiny(train__rounds=40)
+    config = tiny(train__rounds=80)
     path, folder = tmp_path / "config.toml", tmp_path / "killed"
     path.write_text(config.to_toml())
     dice = random.Random(time.time_ns())  # any moment must do
@@ -159,7 +159,7 @@ def test_kill_minus_nine_at_random_moments(tmp_path):
         before = written(folder)
         while process.poll() is None and written(folder) == before:
             time.sleep(0.01)
-        time.sleep(dice.uniform(0, 0.8))
+        time.sleep(dice.uniform(0, 0.5))
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not Run(folder).finished, f"kill {kill} came too late to show anything"

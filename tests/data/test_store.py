@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -244,12 +245,16 @@ def test_many_images_go_to_other_cores_too_and_few_do_not(cache, count, processe
 
 
 def test_a_killed_worker_is_one_sentence(files, cache):
-    def kill(done: int, total: int) -> None:
-        for child in multiprocessing.active_children():
-            child.kill()
+    def kill_when_born() -> None:  # long before it has done its first task: it has yet to import what it needs
+        while not (born := multiprocessing.active_children()):
+            time.sleep(0.001)
+        born[0].kill()
 
+    killer = threading.Thread(target=kill_when_born, daemon=True)
+    killer.start()
     with pytest.raises(RunFailedError, match=r"^a worker process was killed, perhaps for want of memory; use fewer"):
-        open_store(FileImages(files.paths * 20), SIZE, folder=cache, workers=2, progress=kill)
+        open_store(FileImages(files.paths * 20), SIZE, folder=cache, workers=2)
+    killer.join()
     assert list(cache.iterdir()) == []
 
 
