@@ -158,6 +158,9 @@ def show_partition(arguments: Namespace, overrides: Overrides, console: "Console
     for fact in ("label_distance", "cooccurrence_distance", "missing_classes"):
         value = "not defined" if report[fact] is None else f"{report[fact]:.3f}"
         console.print(f"{fact.replace('_', ' ')} of the clients: {value}", highlight=False, markup=False)
+    without = {part: "not defined" if share is None else f"{share:.0%}" for part, share in report["all_zero"].items()}
+    published = " (in the paper: 57% and 38%)" if config.data.name == "chestxray14" else ""
+    console.print(f"images without any class: {without['train']} of train, {without['test']} of test{published}")
     console.print(f"facts and pictures: {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
