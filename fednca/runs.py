@@ -151,6 +151,7 @@ def _begin(
     with explain_write(run.folder / "partition.npz"):
         federation.save(run.folder / "partition.npz")
     facts = environment() | {"classes": federation.dataset.classes, "note": run.method.learner.note}
+    facts["unreadable"] = [each for split in federation.dataset.splits() for each in split.unreadable]
     write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}

@@ -75,6 +75,10 @@ class Dataset:
                 have, want = split.labels.shape[1], len(self.classes)
                 raise FedncaError(f"{self.name} {part} has {have} label columns for {want} classes; give one per class")
 
+    def splits(self) -> list[Split]:
+        """Return the splits there are."""
+        return [split for split in (self.train, self.val, self.test) if split is not None]
+
 
 class Source(Protocol):
     """A module in `fednca.data.sources`; its name is the module's, with '-' for '_'."""

@@ -26,7 +26,9 @@ def partition_table(federation: "Federation") -> Table:
     counts = summary(share.partition, share.split.labels[share.rows])  # (K, C)
     sizes = [len(rows) for rows in share.partition.clients]
     left_out = sum(map(len, share.partition.left_out.values()))
-    title = f"{federation.dataset.name}: training images by class and client ({left_out} left out)"
+    unreadable = sum(len(split.unreadable) for split in federation.dataset.splits())
+    also = f", {unreadable} images of all splits unreadable" if unreadable else ""
+    title = f"{federation.dataset.name}: training images by class and client ({left_out} left out{also})"
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("client", no_wrap=True)
     for k in range(len(counts)):
