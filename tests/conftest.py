@@ -7,6 +7,7 @@ import torch
 # One thread: the networks of the tests are too small to share, and a loaded machine would make them wait.
 torch.set_num_threads(1)
 
+CIFAR10 = Path(os.environ.get("FEDNCA_CIFAR10", ""))
 DATA = Path(os.environ.get("FEDNCA_DATA", Path(__file__).parents[2] / "shared/data"))
 
 
@@ -22,9 +23,19 @@ def data_folder():
     return DATA
 
 
+@pytest.fixture
+def cifar10_folder():
+    """The folder of the real CIFAR-10, for tests marked `cifar10`."""
+    return CIFAR10
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out tests of real data where there is none, and of CUDA where there is none."""
-    missing = {"data": not DATA.is_dir(), "gpu": not torch.cuda.is_available()}
+    """Leave out tests of real data and of CUDA where there is none."""
+    missing = {
+        "data": not DATA.is_dir(),
+        "cifar10": "FEDNCA_CIFAR10" not in os.environ,
+        "gpu": not torch.cuda.is_available(),
+    }
     left_out = [item for item in items if any(missing[mark] for mark in missing if item.get_closest_marker(mark))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

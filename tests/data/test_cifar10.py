@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 
 import numpy as np
@@ -128,18 +127,10 @@ def test_a_damaged_file_is_named(root, change, sentence):
         load(SMALL, root)
 
 
-@pytest.fixture
-def real(data_folder):
-    folder = Path(os.environ.get("FEDNCA_CIFAR10", data_folder / "cifar10"))
-    if missing(folder):
-        pytest.skip("CIFAR-10 is made, not kept; FEDNCA_CIFAR10 names the folder where it has been")
-    return folder
-
-
-@pytest.mark.data
-def test_the_real_files_have_the_known_means_and_class_counts(real):
+@pytest.mark.cifar10
+def test_the_real_files_have_the_known_means_and_class_counts(cifar10_folder):
     """The channel means that training recipes for CIFAR-10 are published with."""
-    folder = real if (real / "test_batch.bin").exists() else real / "cifar-10-batches-bin"
+    folder = cifar10_folder if (cifar10_folder / "test_batch.bin").exists() else cifar10_folder / "cifar-10-batches-bin"
     images, labels = read_batches(folder, TRAIN_FILES)
     np.testing.assert_allclose(images.mean(axis=(0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=5e-5)
     assert np.bincount(labels).tolist() == [5000] * 10
@@ -147,9 +138,9 @@ def test_the_real_files_have_the_known_means_and_class_counts(real):
     assert np.bincount(read_batches(folder, TEST_FILES)[1]).tolist() == [1000] * 10
 
 
-@pytest.mark.data
-def test_the_real_files_are_composed(real):
-    dataset = load(Options(), real)
+@pytest.mark.cifar10
+def test_the_real_files_are_composed(cifar10_folder):
+    dataset = load(Options(), cifar10_folder)
     assert [len(split) for split in (dataset.train, dataset.val, dataset.test)] == [40_000, 4_000, 10_250]
     assert dataset.train.images.shape[1:] == (64, 64, 3)
     for split in (dataset.train, dataset.val, dataset.test):
