@@ -17,6 +17,9 @@ class Callback:
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
         """Hear of the federation before the first round (`rounds_done` > 0 after a resume)."""
 
+    def on_note(self, text: str) -> None:
+        """Hear how the run is executed, in one sentence, before the first round."""
+
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
         """Hear of a client's local update in round `number`."""
 

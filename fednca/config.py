@@ -144,6 +144,8 @@ class EvaluateConfig(Options):
     """Images per evaluation batch."""
     select: Literal["macro_f1", "macro_auc", "micro_f1", "micro_auc", "mean_ap"] = "macro_f1"
     """Validation metric by which the best round is chosen."""
+    collapse: bool = False
+    """Measure neural collapse on validation images in every evaluated round."""
 
 
 class CalibrateConfig(Options):
@@ -173,6 +175,10 @@ class Config(Options):
     """Training seed: initial weights, batch order, dropout, sampled clients."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    engine: Literal["auto", "eager", "graphs", "processes"] = "auto"
+    """How clients are trained: one after another, as CUDA graphs side by side, or in processes, one for each core."""
+    workers: int | None = Field(default=None, ge=1, le=1024)
+    """Processes of the engine `processes`; left out: one for each core. The number changes no result."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of an operation; left out: torch's choice. Small networks want 1; sums round alike only if equal."""
 

@@ -10,6 +10,10 @@ class FedncaError(Exception):
     """Something the caller can mend; the command line prints its one sentence and exits with code 2."""
 
 
+class UnfitEngineError(FedncaError):
+    """An engine cannot execute this run; the message says why, as the end of a sentence."""
+
+
 class RunFailedError(FedncaError):
     """A run that could not go on (a non-finite loss, a full disk); what was done so far is on disk."""
 

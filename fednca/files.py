@@ -1,9 +1,11 @@
 """Writing files so that a kill at any moment leaves either the old content or the new one."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from fednca.errors import RunFailedError
 
@@ -45,3 +47,56 @@ def append_line(path: Path, line: str) -> None:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+class Writer:
+    """Writes files in another thread, one after the other in order of name; of a file it has no time for, the newest.
+
+    Leaving waits until all is written; a failure is raised with a later file, or when leaving.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing to do."""
+        self.waiting: dict[Path, Callable[[], None]] = {}
+        self.changed = threading.Condition()
+        self.leaving = False
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        """Start the thread."""
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+        return self
+
+    def write(self, path: Path, work: Callable[[], None]) -> None:
+        """Let `work` write a file; what was to be written to it before and has not been begun, no longer is."""
+        with self.changed:
+            self._check()
+            self.waiting[path] = work
+            self.changed.notify()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Wait for what is left."""
+        with self.changed:
+            self.leaving = True
+            self.changed.notify()
+        self.thread.join()
+        if error is None:
+            self._check()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.waiting or self.leaving)
+                if not self.waiting:
+                    return
+                work = self.waiting.pop(min(self.waiting))
+            try:
+                work()
+            except BaseException as failure:  # noqa: BLE001 (raised in the thread that waits)
+                self.failure = failure
+                return

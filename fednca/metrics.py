@@ -1,7 +1,7 @@
 """Multi-label metrics that leave out, and say so, the classes for which they are not defined."""
 
+import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,32 +49,44 @@ def multilabel_metrics(probabilities: Tensor, labels: Tensor, thresholds: float 
     predicted = (probabilities > thresholds) & known
     true_positives = (predicted & positive).sum(dim=0)
     claims = predicted.sum(dim=0) + positive.sum(dim=0)  # 2·TP + FP + FN
-    columns = [_ranking(p[k], y[k]) for p, y, k in zip(probabilities.T, positive.T, known.T, strict=True)]
-    class_auc, class_ap = zip(*columns, strict=True)
-    class_f1 = _f1(true_positives, claims, positive.sum(dim=0))
+    f1 = _f1(true_positives, claims, positive.sum(dim=0))
+    auc, ap = _rankings(probabilities, positive, known)
+    together = [each.reshape(-1, 1) for each in (probabilities, positive, known)]
+    micro_auc, _ = _rankings(*together)
     micro_f1 = _f1(true_positives.sum(), claims.sum(), positive.sum())
+    means = {"macro_auc": auc.nanmean(), "micro_auc": micro_auc[0], "macro_f1": f1.nanmean(), "micro_f1": micro_f1}
+    means["mean_ap"] = ap.nanmean()
+    found, class_auc, class_f1, class_ap = _to_host(
+        torch.stack([*means.values()]), auc, f1, ap
+    )  # waits for the device once
     return Metrics(
-        macro_auc=_mean_defined(class_auc),
-        micro_auc=_ranking(probabilities[known], positive[known])[0],
-        macro_f1=_mean_defined(class_f1.tolist()),
-        micro_f1=micro_f1.item(),
-        mean_ap=_mean_defined(class_ap),
-        class_auc=class_auc,
-        class_f1=tuple(class_f1.tolist()),
-        class_ap=class_ap,
+        **dict(zip(means, found, strict=True)),
+        class_auc=tuple(class_auc),
+        class_f1=tuple(class_f1),
+        class_ap=tuple(class_ap),
     )
 
 
-def _ranking(p: Tensor, positive: Tensor) -> tuple[float, float]:
-    """Return AUC and average precision of the known labels (n,) of one class, NaN where not defined."""
-    p, order = p.sort(descending=True)
-    cuts = F.pad(p, (0, 1), value=-1).diff() != 0  # tied probabilities fall on one side of every threshold
-    tp = positive[order].double().cumsum(dim=0)[cuts]
-    claimed = torch.arange(1, len(p) + 1, device=p.device)[cuts]
-    positives, negatives = positive.sum(), (~positive).sum()
-    auc = torch.trapezoid(F.pad(tp, (1, 0)), F.pad(claimed - tp, (1, 0))) / (positives * negatives)
-    ap = (F.pad(tp, (1, 0)).diff() * tp / claimed).sum() / positives
-    return auc.item(), ap.item()
+def _rankings(probabilities: Tensor, positive: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return AUC and average precision (C,) of the known labels of each column (N, C), NaN where not defined."""
+    p, order = probabilities.masked_fill(~known, -1).sort(dim=0, descending=True)  # unknown ones come last
+    tp, claimed = (each.gather(0, order).double().cumsum(dim=0) for each in (positive & known, known))
+    fp = claimed - tp
+    # Tied probabilities fall on one side of every threshold: a step of the curve leads from the end of one group of
+    # equals to the end of the next.
+    starts = F.pad(p.diff(dim=0) != 0, (0, 0, 1, 0), value=True)
+    ends = F.pad(starts[1:], (0, 0, 0, 1), value=True)
+    tp_before, fp_before = (_before_group(each, starts) for each in (tp, fp))
+    positives, negatives = tp[-1], fp[-1]
+    auc = ((fp - fp_before) * (tp + tp_before) / 2 * ends).sum(dim=0) / (positives * negatives)
+    ap = ((tp - tp_before) * tp / claimed.clamp(min=1) * ends).sum(dim=0) / positives
+    return auc, ap
+
+
+def _before_group(counts: Tensor, starts: Tensor) -> Tensor:
+    """Return, for each row of growing counts (N, C), the count before its group of equals began."""
+    before = F.pad(counts[:-1], (0, 0, 1, 0))
+    return (before * starts).cummax(dim=0).values
 
 
 def _f1(true_positives: Tensor, claims: Tensor, positives: Tensor) -> Tensor:
@@ -82,8 +94,11 @@ def _f1(true_positives: Tensor, claims: Tensor, positives: Tensor) -> Tensor:
     return (2 * true_positives.double() / claims).where(positives > 0, math.nan)
 
 
-def _mean_defined(values: Sequence[float]) -> float:
-    return torch.tensor(values, dtype=torch.float64).nanmean().item()
+def _to_host(*tensors: Tensor) -> list[list[float]]:
+    """Return vectors as lists, copied at once."""
+    joined: list[float] = torch.cat(tensors).tolist()
+    ends = list(itertools.accumulate(len(tensor) for tensor in tensors))
+    return [joined[end - len(tensor) : end] for tensor, end in zip(tensors, ends, strict=True)]
 
 
 def _json(value: float) -> float | None:

@@ -64,6 +64,10 @@ class PlainProgress(Callback):
         self.rounds, self.done, self.began = run.config.train.rounds, rounds_done, time.monotonic()
         self.name = run.title
 
+    def on_note(self, text: str) -> None:
+        """Print how the run is executed."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
         """Print the round, its losses and metrics, and the time left."""
         number = record["round"]
@@ -116,6 +120,10 @@ class LiveProgress(Callback):
         self.rounds = config.train.rounds
         self.task: TaskID = self.bar.add_task(escape(run.title), total=self.rounds, completed=rounds_done)
         self.live.start()
+
+    def on_note(self, text: str) -> None:
+        """Print how the run is executed above the bar."""
+        self.console.print(text, highlight=False, markup=False)
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
         """Show the client that has just finished."""

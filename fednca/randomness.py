@@ -1,6 +1,7 @@
 """Randomness as a function of (seed, purpose, round, client): never global, never dependent on order."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,6 +10,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+
+GLOBAL = threading.RLock()  # whoever uses torch's global generators holds this: they are one for all threads
 
 
 def derive_seed(seed: int, purpose: str, *numbers: int) -> int:
@@ -39,6 +43,6 @@ def seeded(seed: int, purpose: str, *numbers: int) -> Iterator[None]:
     import torch
 
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
+    with GLOBAL, torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive_seed(seed, purpose, *numbers))
         yield

@@ -18,7 +18,7 @@ from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.engine.eager import Result
 from fednca.engine.loop import Job, Record, calibrate, close, run_rounds
 from fednca.errors import FedncaError, RunFailedError
-from fednca.files import append_line, explain_write, write_atomic
+from fednca.files import Writer, append_line, explain_write, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
 from fednca.runfiles import (
@@ -172,6 +172,8 @@ def _go_on(
     job = build_job(run.config, run.method, federation, model, device)
     for callback in callbacks:
         callback.on_start(run, federation, state.round)
+        if job.engine.note:
+            callback.on_note(job.engine.note)
 
     def on_client(number: int, result: Result) -> None:
         for callback in callbacks:
@@ -179,22 +181,29 @@ def _go_on(
 
     try:
         # History first, then best, then last: `resume` cuts history back to `last`, which mends a kill in between.
-        for after, record, is_best in run_rounds(job, state, on_client):
-            append_line(run.folder / "history.jsonl", json.dumps(record))
-            if is_best:
-                best = State(after.round, Server(after.server.weights), best=after.best)  # to use, not to go on from
-                save_checkpoint(run.folder / "best.safetensors", best)
-            if after.round % run.config.train.checkpoint_every == 0 or after.round == run.config.train.rounds:
-                save_checkpoint(run.folder / "last.safetensors", after)
-            for callback in callbacks:
-                callback.on_round(record, after.best)
+        with Writer() as writer:
+            for after, record, is_best in run_rounds(job, state, on_client):
+                append_line(run.folder / "history.jsonl", json.dumps(record))
+                if is_best:
+                    best = State(after.round, Server(after.server.weights), best=after.best)  # to use, not to go on
+                    save_later(writer, run.folder / "best.safetensors", best)
+                if after.round % run.config.train.checkpoint_every == 0 or after.round == run.config.train.rounds:
+                    save_later(writer, run.folder / "last.safetensors", after)
+                for callback in callbacks:
+                    callback.on_round(record, after.best)
         write_atomic(run.folder / "results.json", json.dumps(final_results(run, job), indent=1).encode())
     except RunFailedError as error:
         raise RunFailedError(f"{error} (`fednca resume {run.folder}` goes on from the last good checkpoint)") from error
     finally:
+        job.engine.close()
         for callback in callbacks:
             callback.on_end(run)
     return run
+
+
+def save_later(writer: Writer, path: Path, state: State) -> None:
+    """Let a checkpoint be written while the next round begins."""
+    writer.write(path, lambda: save_checkpoint(path, state))
 
 
 def prepare_of(callbacks: Sequence[Callback]) -> Progress:

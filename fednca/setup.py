@@ -1,6 +1,7 @@
 """From a config to the parts of a run: dataset, federation, model, and the job that engines execute."""
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from fednca.data.sources import get_source
 from fednca.data.store import StoredImages, open_store, verify_store
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.engine.batches import HALF, IMAGENET, ImageStore, Shard
-from fednca.engine.eager import EagerEngine
+from fednca.engine.choose import choose_engine
 from fednca.engine.loop import Job
 from fednca.errors import FedncaError
 from fednca.files import cache_folder
@@ -108,6 +109,7 @@ def try_out(model: nn.Module, config: Config) -> None:
 
 def build_job(config: Config, method: Method, federation: Federation, model: nn.Module, device: torch.device) -> Job:
     """Put images, labels and model on the device."""
+    torch.backends.cudnn.deterministic = True  # a run repeats itself
     train, val, test = federation.train, federation.val, federation.dataset.test
     store = build_store(config, train.split.images, device)
     if method.centralized:
@@ -115,16 +117,20 @@ def build_job(config: Config, method: Method, federation: Federation, model: nn.
     else:
         shards = [Shard.build(store, *train.client(k)) for k in range(len(train.partition.clients))]
     val_store = store if val.split is train.split else build_store(config, val.split.images, device)
-    test_store = build_store(config, test.images, device)
+    judged = [
+        Shard.build(val_store, *val.union()),
+        Shard.build(build_store(config, test.images, device), np.arange(len(test)), test.labels),
+    ]
+    model = model.to(device)
     return Job(
         config=config,
         method=method,
-        model=model.to(device),
-        engine=EagerEngine(method, model, shards, config.train, config.seed),
+        model=model,
+        engine=choose_engine(config, method, model, shards, judged, device),
         train=shards,
-        val=Shard.build(val_store, *val.union()),
+        val=judged[0],
         val_sizes=[len(rows) for rows in val.partition.clients],
-        test=Shard.build(test_store, np.arange(len(test)), test.labels),
+        test=judged[1],
     )
 
 
@@ -154,6 +160,7 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 
 def pick_device(name: str) -> torch.device:
     """Return the device by name; `auto` is the GPU where there is one."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of a GPU: the default's 8 hold up more streams
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

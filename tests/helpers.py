@@ -21,6 +21,7 @@ TINY = {
     "train.local_epochs": 1,
     "train.lr": 1e-3,
     "device": "cpu",
+    "engine": "eager",
     "threads": 1,
 }
 

@@ -1,4 +1,4 @@
-"""Random changes of a batch on its device; every number is drawn on the CPU, from a generator that is passed in."""
+"""Random changes of a batch on its device, by numbers drawn on the CPU."""
 
 import math
 
@@ -9,9 +9,13 @@ from torch import Tensor
 from fednca.config import AugmentConfig
 
 
-def augment(images: Tensor, config: AugmentConfig, rng: torch.Generator) -> Tensor:
+def draw(samples: int, rng: torch.Generator) -> Tensor:
+    """Draw the numbers (B, 8) by which a batch is changed."""
+    return torch.rand(samples, 8, generator=rng, dtype=torch.float64)
+
+
+def augment(images: Tensor, draws: Tensor, config: AugmentConfig) -> Tensor:
     """Flip, move and recolour images (B, 3, H, W) in [0, 1], each by its own draw; what is moved in is black."""
-    draws = torch.rand(len(images), 8, generator=rng, dtype=torch.float64).to(images.device, images.dtype)
     signs = 2 * draws - 1  # uniform in [-1, 1]
     if config.hflip:
         images = torch.where(draws[:, 0, None, None, None] < 0.5, images.flip(-1), images)

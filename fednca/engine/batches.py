@@ -17,6 +17,8 @@ IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF: Moments = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+AT_ONCE = 1024  # images copied to a device
+
 Change = Callable[[Tensor], Tensor]  # of images (B, 3, H, W) in [0, 1]
 
 
@@ -40,8 +42,9 @@ class ImageStore:
         pixels = torch.empty(images.shape, dtype=torch.uint8, device=device)
         start = 0
         for shard in shards:
-            pixels[start : start + len(shard)] = torch.from_numpy(np.ascontiguousarray(shard))
-            start += len(shard)
+            for some in (shard[first : first + AT_ONCE] for first in range(0, len(shard), AT_ONCE)):
+                pixels[start : start + len(some)] = torch.from_numpy(np.array(some))  # torch wants what can be written
+                start += len(some)
         return cls(pixels, mean, std)
 
     def gather(self, rows: Tensor, change: Change | None = None) -> Tensor:

@@ -1,16 +1,16 @@
 """The reference engine: clients one after another, an ordinary training loop, any device."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fednca.config import AugmentConfig, TrainConfig
-from fednca.engine.augment import augment
+from fednca.engine.augment import augment, draw
 from fednca.engine.batches import Change, Shard
+from fednca.engine.evaluate import autocast, predict
 from fednca.methods.base import Local, Method, Server, Tensors, Update
 from fednca.randomness import seeded, torch_rng
 
@@ -32,6 +32,7 @@ class EagerEngine:
     def __init__(self, method: Method, model: nn.Module, shards: list[Shard], config: TrainConfig, seed: int) -> None:
         """Take what stays the same over the rounds; `model` is scratch space that every update overwrites."""
         self.method, self.model, self.shards, self.config, self.seed = method, model, shards, config, seed
+        self.note = ""
 
     def train(
         self, number: int, clients: Iterable[int], server: Server, states: dict[int, Tensors]
@@ -39,25 +40,42 @@ class EagerEngine:
         """Yield the result of each client in round `number`."""
         received = self.method.send(server)
         for client in clients:
-            with seeded(self.seed, "dropout", number, client):
-                local = Local(
-                    client=client,
-                    round=number,
-                    lr=self.config.lr,
-                    model=self.model,
-                    start=server.weights,
-                    received=received,
-                    state=dict(states.get(client, {})),
-                    rng=torch_rng(self.seed, "losses", number, client),
-                )
-                order = torch_rng(self.seed, "batches", number, client)
-                change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
-                yield local_update(self.method, local, self.shards[client], self.config, order, change)
+            state = states.get(client, {})
+            yield self.update(number, client, self.shards[client], server.weights, received, state)
+
+    def update(
+        self, number: int, client: int, shard: Shard, start: Tensors, received: Tensors, state: Tensors
+    ) -> Result:
+        """Return what a client makes of what the server sent it, with its own randomness in round `number`."""
+        with seeded(self.seed, "dropout", number, client):
+            local = Local(
+                client=client,
+                round=number,
+                lr=self.config.lr,
+                model=self.model,
+                start=start,
+                received=received,
+                state=dict(state),
+                rng=torch_rng(self.seed, "losses", number, client),
+            )
+            order = torch_rng(self.seed, "batches", number, client)
+            change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
+            return local_update(self.method, local, shard, self.config, order, change)
+
+    def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
+        """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
+        self.model.load_state_dict(weights)
+        return predict(self.method, self.model, shard, batch_size, self.config)
+
+    def close(self) -> None:
+        """Hold nothing that must be given back."""
 
 
 def make_change(config: AugmentConfig, rng: torch.Generator) -> Change | None:
     """Return the augmentation of one local update, or None where all of it is off."""
-    return None if config == AugmentConfig() else partial(augment, config=config, rng=rng)
+    if config == AugmentConfig():
+        return None
+    return lambda images: augment(images, draw(len(images), rng).to(images), config)
 
 
 def local_update(
@@ -111,19 +129,16 @@ def train_step(
     return terms
 
 
-def autocast(device: torch.device, config: TrainConfig) -> AbstractContextManager[object]:
-    """Return the context of the configured arithmetic."""
-    if config.precision != "bf16":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
-
-
-def make_optimizer(weights: Tensors, config: TrainConfig, method: Method) -> torch.optim.Optimizer:
-    """Create the local optimiser over the trainable weights."""
+def make_optimizer(
+    weights: Tensors, config: TrainConfig, method: Method, *, fused: bool = False
+) -> torch.optim.Optimizer:
+    """Create the local optimiser over the trainable weights; a fused one can be captured in a CUDA graph."""
+    own: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
     if config.optimizer == "sgd":
-        return torch.optim.SGD(weights.values(), config.lr, config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.SGD(weights.values(), momentum=config.momentum, **own)
     betas = config.betas or method.learner.betas or (0.9, 0.999)
-    return torch.optim.AdamW(weights.values(), config.lr, betas, weight_decay=config.weight_decay)
+    capturable = fused and next(iter(weights.values())).is_cuda
+    return torch.optim.AdamW(weights.values(), betas=betas, capturable=capturable, **own)
 
 
 def dump_optimizer(optimizer: torch.optim.Optimizer, local: Local) -> Tensors:

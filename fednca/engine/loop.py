@@ -9,27 +9,36 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fednca.collapse import measure_collapse
 from fednca.config import Config
 from fednca.engine.batches import Shard
 from fednca.engine.calibrate import pick_thresholds, score_histograms
 from fednca.engine.checkpoint import Best, State
 from fednca.engine.eager import Result
-from fednca.engine.evaluate import predict
 from fednca.errors import RunFailedError
 from fednca.methods.base import Method, Server, Tensors
 from fednca.metrics import multilabel_metrics
+from fednca.packed import Packed
 from fednca.randomness import numpy_rng
 
 Record = dict[str, Any]  # a round, as a line of history.jsonl
 
 
 class Engine(Protocol):
-    """Executes the local updates of a round."""
+    """Executes the local updates of a round, and judges models."""
+
+    note: str  # how it does so, in a sentence; empty where there is nothing to say
 
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
     ) -> Iterator[Result]:
         """Yield each client's result in any order."""
+
+    def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
+        """Return the probabilities (N, C) that a model with these weights gives a shard's images, in its order."""
+
+    def close(self) -> None:
+        """Give back what the engine holds outside of this process's memory."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +97,14 @@ def run_rounds(
 
 def choose_clients(config: Config, clients: int, number: int) -> list[int]:
     """Return the round's clients, sorted; at least one."""
-    wanted = max(1, round(config.train.participation * clients))
+    wanted = clients_per_round(config, clients)
     chosen = numpy_rng(config.seed, "participation", number).choice(clients, wanted, replace=False)
     return sorted(int(client) for client in chosen)
+
+
+def clients_per_round(config: Config, clients: int) -> int:
+    """Return how many of the clients take part in a round."""
+    return max(1, round(config.train.participation * clients))
 
 
 def shares(config: Config, results: list[Result]) -> list[float]:
@@ -105,33 +119,41 @@ def check_finite(result: Result, number: int) -> None:
     for term, value in result.losses.items():
         if not math.isfinite(value):
             raise RunFailedError(f"{where}: the loss term '{term}' became {value}; try a smaller lr or clip_norm")
-    check_weights(result.update.weights | result.update.extra, where)
+    check_weights(result.update.weights, where)
+    check_weights(result.update.extra, where)
 
 
 def check_weights(tensors: Tensors, where: str) -> None:
     """Stop the run when a tensor that travels is no longer finite."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise RunFailedError(f"{where}: '{name}' is not finite; try a smaller learning rate or clip_norm")
+    whole = tensors.vectors if isinstance(tensors, Packed) and tensors.follows(tensors.layout) else tensors
+    floats = [tensor for tensor in whole.values() if tensor.is_floating_point() and tensor.numel()]
+    if not floats:
+        return
+    largest = [each.double() for each in torch._foreach_norm(floats, math.inf)]
+    if bool(torch.stack(largest).isfinite().all()):
+        return
+    name = next(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
+    raise RunFailedError(f"{where}: '{name}' is not finite; try a smaller learning rate or clip_norm")
 
 
 def judge(job: Job, server: Server, where: str) -> Record:
     """Return the metrics of the server's model on validation and test images, at threshold 0.5."""
     val, test = score(job, server)
     check_weights({"scores": torch.cat([val, test])}, where)
-    return {
+    record: Record = {
         "val": multilabel_metrics(val, job.val.labels).as_dict(),
         "test": multilabel_metrics(test, job.test.labels).as_dict(),
     }
+    if job.config.evaluate.collapse:
+        job.model.load_state_dict(server.weights)
+        record["collapse"] = measure_collapse(job.model.eval(), job.val.batches(job.config.evaluate.batch_size))
+    return record
 
 
 def score(job: Job, server: Server) -> tuple[Tensor, Tensor]:
     """Return the probabilities that the server's model gives validation and test images."""
-    job.model.load_state_dict(server.weights)
-    val, test = (
-        predict(job.method, job.model, shard, job.config.evaluate.batch_size, job.config.train)
-        for shard in (job.val, job.test)
-    )
+    size = job.config.evaluate.batch_size
+    val, test = (job.engine.predict(server.weights, shard, size) for shard in (job.val, job.test))
     return val, test
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fednca.losses import bce
 from fednca.options import Options
+from fednca.packed import Packed
 
 Tensors = dict[str, Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B, C) → ()
@@ -66,6 +67,10 @@ class Local:
     state: Tensors
     rng: torch.Generator
     steps: int = 0
+
+    def rand(self, samples: int, *shape: int) -> Tensor:
+        """Draw uniform numbers (B, …) for a batch, on the CPU; whatever a loss draws, it draws here, in every step."""
+        return torch.rand(samples, *shape, generator=self.rng)
 
     @cached_property
     def weights(self) -> Tensors:
@@ -193,7 +198,13 @@ def average(weights: list[Tensors], shares: list[float]) -> Tensors:
     >>> average([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}], [0.5, 0.5])
     {'w': tensor([2.])}
     """
-    return {name: _average_one([each[name] for each in weights], shares) for name in weights[0]}
+    first = weights[0]
+    if isinstance(first, Packed):
+        packed = [each for each in weights if isinstance(each, Packed) and each.follows(first.layout)]
+        if len(packed) == len(weights):
+            stacks = {dtype: [each.vectors[dtype] for each in packed] for dtype in first.vectors}
+            return Packed(first.layout, {dtype: _average_one(stack, shares) for dtype, stack in stacks.items()})
+    return {name: _average_one([each[name] for each in weights], shares) for name in first}
 
 
 def _average_one(tensors: list[Tensor], shares: list[float]) -> Tensor:

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fednca.methods.base import About, Batches, Local, Method, Server, Tensors, Update, average
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
+from fednca.packed import flat
 
 HELD = 1 << 26  # numbers in the per-sample gradients held at once, each gradient as large as the model
 MOST = 32  # samples at once, however small the model
@@ -64,12 +65,13 @@ class FedCurv(FedAvg):
         """Return λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]."""
         if not self.hyper.lam:
             return {}
-        others = {name: total - local.state[name] for name, total in local.received.items()}
-        terms = [
-            (weight * (others[f"u/{name}"] * weight - 2 * others[f"v/{name}"])).sum()
-            for name, weight in local.weights.items()
-        ]
-        return {"curv": self.hyper.lam * torch.stack(terms).sum()}
+        w = flat(local.weights.values())
+        u, v = (
+            flat(local.received[f"{kind}/{name}"] for name in local.weights)
+            - flat(local.state[f"{kind}/{name}"] for name in local.weights)
+            for kind in "uv"
+        )
+        return {"curv": self.hyper.lam * (w * (u * w - 2 * v)).sum()}
 
     def finish(self, local: Local, batches: Batches) -> Tensors:
         """Renew and return u_k and v_k."""

@@ -6,6 +6,7 @@ masking hides a revealed label again wherever the global model is undecided abou
 label of each sample, throughout the batch (the authors' code looks at a batch's first sample only).
 """
 
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -83,16 +84,16 @@ class FedLGT(Method):
         with torch.no_grad():
             p = self.probabilities(local.global_model(images).logits)
         undecided = (p >= self.hyper.band_low) & (p <= self.hyper.band_high)
-        revealed = draw_revealed(labels, self.hyper.max_revealed, local.rng) & ~undecided
+        revealed = draw_revealed(labels, self.hyper.max_revealed, local.rand) & ~undecided
         feature_map = model.get_submodule("backbone")(images)
         output = model.get_submodule("head")(feature_map, labels.masked_fill(~revealed, -1))
         criterion = self.criterion or bce
         return {"bce": criterion(output.logits, labels.masked_fill(revealed, -1))}
 
 
-def draw_revealed(labels: Tensor, most: float, rng: torch.Generator) -> Tensor:
+def draw_revealed(labels: Tensor, most: float, rand: Callable[..., Tensor]) -> Tensor:
     """Choose which known labels (B, C) to reveal: n of a sample's k, with n uniform in 0 … ⌊most·k⌋."""
-    draws = torch.rand(len(labels), labels.shape[1] + 1, generator=rng).to(labels.device)
+    draws = rand(len(labels), labels.shape[1] + 1).to(labels.device)
     known = labels >= 0
     rank = draws[:, 1:].masked_fill(~known, 1).argsort(dim=1).argsort(dim=1)  # unknown labels come last
     most_revealed = (most * known.sum(dim=1, keepdim=True)).floor()

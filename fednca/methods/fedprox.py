@@ -1,10 +1,10 @@
 """FedProx (Li et al., 2020): FedAvg whose clients are held near the global weights by a quadratic penalty."""
 
-import torch
 from pydantic import Field
 
 from fednca.methods.base import About, Local, Tensors
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
+from fednca.packed import flat
 
 
 class FedProxHyper(FedAvgHyper):
@@ -29,8 +29,8 @@ class FedProx(FedAvg):
         """Return μ/2·‖w - w_global‖² over the trainable weights."""
         if not self.hyper.mu:
             return {}
-        squares = [(weight - local.start[name]).square().sum() for name, weight in local.weights.items()]
-        return {"prox": self.hyper.mu / 2 * torch.stack(squares).sum()}
+        drift = flat(local.weights.values()) - flat(local.start[name] for name in local.weights)
+        return {"prox": self.hyper.mu / 2 * drift.square().sum()}
 
 
 METHOD = FedProx

@@ -34,8 +34,8 @@ class Scaffold(FedAvg):
 
     def correct(self, local: Local) -> None:
         """Step w ← w - lr·(c - c_k)."""
-        for name, weight in local.weights.items():
-            weight.sub_(local.received[name] - local.state[name], alpha=local.lr)
+        server, own = ([controls[name] for name in local.weights] for controls in (local.received, local.state))
+        torch._foreach_sub_(list(local.weights.values()), torch._foreach_sub(server, own), alpha=local.lr)
 
     def finish(self, local: Local, batches: Batches) -> Tensors:
         """Renew c_k and return its change c_k⁺ - c_k = (w_global - w_k)/(steps·lr) - c."""

@@ -1,6 +1,7 @@
 """Label-aware disentanglement (LADM): cross-attention that reads one feature per class from a feature map."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fednca.errors import FedncaError
@@ -64,11 +65,25 @@ class LADM(nn.Module):
         tokens = feature_map.flatten(2).transpose(1, 2)  # Z: (B, S, d)
         if self.position:
             tokens = tokens + self._table(feature_map)  # Z~ = Z + P serves keys and values alike
-        queries = self.queries.expand(len(tokens), -1, -1)
-        features, weights = self.attention(
-            queries, tokens, tokens, need_weights=need_weights, average_attn_weights=False
-        )
-        return features, weights
+        if need_weights:
+            queries = self.queries.expand(len(tokens), -1, -1)
+            features, weights = self.attention(queries, tokens, tokens, average_attn_weights=False)
+            return features, weights
+        return self._read(tokens), None
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Attend as `self.attention` does, (B, S, d) to (B, C, d), projecting the queries once and not per image."""
+        heads, width = self.attention.num_heads, self.attention.head_dim
+        dims = [heads * width, 2 * heads * width]
+        assert self.attention.in_proj_weight is not None
+        weight, weight_kv = torch.split(self.attention.in_proj_weight, dims)
+        bias, bias_kv = torch.split(self.attention.in_proj_bias, dims)
+        queries = F.linear(self.queries, weight, bias).view(-1, heads, width).transpose(0, 1)
+        projected = F.linear(tokens, weight_kv, bias_kv).view(*tokens.shape[:2], 2, heads, width)
+        keys, values = projected.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(queries.expand(len(tokens), -1, -1, -1), keys, values)
+        features: Tensor = self.attention.out_proj(attended.transpose(1, 2).flatten(2))
+        return features
 
     def _table(self, feature_map: Tensor) -> Tensor:
         """Return P for this map's size, built once per size, device and dtype."""

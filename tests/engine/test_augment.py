@@ -7,7 +7,7 @@ import torch
 from torchvision.transforms.functional import InterpolationMode, affine
 
 from fednca.config import AugmentConfig
-from fednca.engine.augment import augment, move
+from fednca.engine.augment import augment, draw, move
 from fednca.randomness import torch_rng
 
 
@@ -49,23 +49,23 @@ def test_rotation_keeps_shapes_in_images_that_are_not_square():
 
 def test_flips_happen_to_half_of_the_images_and_nothing_else():
     before = torch.arange(2 * 3, dtype=torch.float64).view(1, 1, 2, 3).expand(4000, 3, 2, 3) / 6
-    after = augment(before, AugmentConfig(hflip=True), torch_rng(0, "x"))
+    after = augment(before, draw(len(before), torch_rng(0, "x")).to(before), AugmentConfig(hflip=True))
     mirrored = (after == before.flip(-1)).flatten(1).all(1)
     assert torch.equal(after[~mirrored], before[~mirrored])
     assert abs(int(mirrored.sum()) - 2000) < 4 * math.sqrt(1000)  # four standard deviations
-    upside_down = augment(before, AugmentConfig(vflip=True), torch_rng(0, "x"))
+    upside_down = augment(before, draw(len(before), torch_rng(0, "x")).to(before), AugmentConfig(vflip=True))
     assert ((upside_down == before.flip(-2)) | (upside_down == before)).all()
 
 
 def test_brightness_and_contrast_by_hand():
     before = images()
-    bright = augment(before, AugmentConfig(brightness=0.2), torch_rng(1, "x"))
+    bright = augment(before, draw(len(before), torch_rng(1, "x")).to(before), AugmentConfig(brightness=0.2))
     inner = (bright > 0) & (bright < 1)
     for b, a, unclipped in zip(before, bright, inner, strict=True):
         change = (a - b)[unclipped]
         assert change.max() - change.min() < 1e-9
         assert abs(float(change.mean())) <= 0.2
-    strong = augment(before, AugmentConfig(contrast=0.5), torch_rng(1, "x"))
+    strong = augment(before, draw(len(before), torch_rng(1, "x")).to(before), AugmentConfig(contrast=0.5))
     for b, a in zip(before, strong, strict=True):
         inside = (a > 0) & (a < 1)
         gain = ((a - b.mean()) / (b - b.mean()))[inside & ((b - b.mean()).abs() > 0.01)]
@@ -75,7 +75,9 @@ def test_brightness_and_contrast_by_hand():
 
 def test_the_same_seed_gives_the_same_images_and_another_one_others():
     config = AugmentConfig(hflip=True, rotate=10, scale=0.1, shift=0.1, brightness=0.1, contrast=0.1)
-    first, again, other = (augment(images(), config, torch_rng(seed, "x")) for seed in (0, 0, 1))
+    first, again, other = (
+        augment(images(), draw(len(images()), torch_rng(seed, "x")).to(images()), config) for seed in (0, 0, 1)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert 0 <= float(first.min()) <= float(first.max()) <= 1

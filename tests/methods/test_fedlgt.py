@@ -1,5 +1,7 @@
 """FedLGT: what is revealed, what is asked, and what the global model hides again."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -84,7 +86,7 @@ def test_labels_the_global_model_is_undecided_about_are_hidden_in_every_sample()
         low, high = np.quantile(p, [0.3, 0.7])
         for weight in scene.model.parameters():  # local training moves on, the global model does not
             weight.add_(0.1 * torch.randn_like(weight))
-    drawn = draw_revealed(scene.labels, 0.75, torch.Generator().manual_seed(3))
+    drawn = draw_revealed(scene.labels, 0.75, partial(torch.rand, generator=torch.Generator().manual_seed(3)))
     expected = -torch.ones(16, C).double()
     hidden_again = set()
     for i in range(16):
@@ -107,7 +109,7 @@ def test_the_number_revealed_is_uniform_and_every_known_label_has_the_same_chanc
     n, unknown = 7000, [2, 5]
     labels = torch.zeros(n, C + 2)
     labels[:, unknown] = -1
-    revealed = draw_revealed(labels, 0.75, torch.Generator().manual_seed(0))
+    revealed = draw_revealed(labels, 0.75, partial(torch.rand, generator=torch.Generator().manual_seed(0)))
     assert not revealed[:, unknown].any()
     counts = np.bincount(revealed.sum(dim=1), minlength=7)
     assert len(counts) == 7  # 0 … 75 % of 8
@@ -118,9 +120,9 @@ def test_the_number_revealed_is_uniform_and_every_known_label_has_the_same_chanc
 
 
 def test_nothing_is_revealed_of_nothing():
-    rng = torch.Generator().manual_seed(0)
-    assert not draw_revealed(-torch.ones(50, C), 0.75, rng).any()
-    assert not draw_revealed(torch.zeros(50, C), 0.0, rng).any()
+    rand = partial(torch.rand, generator=torch.Generator().manual_seed(0))
+    assert not draw_revealed(-torch.ones(50, C), 0.75, rand).any()
+    assert not draw_revealed(torch.zeros(50, C), 0.0, rand).any()
 
 
 def test_evaluation_knows_no_label_and_repeats_itself():

@@ -1,0 +1,225 @@
+"""The engine for a GPU: every client's step is a CUDA graph, and the clients of a round train side by side."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fednca.engine.augment import draw
+from fednca.engine.batches import ImageStore, Shard, batch_bounds
+from fednca.engine.eager import EagerEngine, Result
+from fednca.engine.lanes import Lane
+from fednca.engine.slots import Common, Feed, Judge, Slot, copy_all
+from fednca.methods.base import Local, Server, Tensors, Update
+from fednca.packed import Packed
+from fednca.randomness import derive_seed, seeded, torch_rng
+
+HEADROOM = 0.9  # share of the free memory that slots may take
+
+
+END = object()
+
+
+@dataclass
+class Task:
+    """A client's update in a round: what it sees, what it starts from, and where its outcome goes."""
+
+    client: int
+    feed: Feed
+    state: Tensors
+    rng: torch.Generator  # of the losses, after all that the steps draw
+    weights: Packed
+    totals: Tensor
+
+
+class GraphEngine:
+    """Trains clients in slots, one stream each; without a GPU the same steps are done one after the other."""
+
+    def __init__(self, eager: EagerEngine, judged: list[Shard], wanted: int, *, keep_states: bool = True) -> None:
+        """Try a step out and plan the memory for `wanted` clients side by side; states may wait on the host."""
+        self.method, self.shards, self.config, self.seed = eager.method, eager.shards, eager.config, eager.seed
+        self.keep_states = keep_states
+        longest = max(self.shards, key=len)
+        self.classes = longest.labels.shape[1]
+        self.common = Common(
+            self.method, eager.model, self.config, longest.store, len(longest) * self.config.local_epochs
+        )
+        self.device = self.common.device
+        self.slots: list[tuple[Slot, Lane]] = []
+        batch = next(longest.batches(max(sizes_of(longest, self.config.batch_size))))
+        self.common.try_out(*batch)
+        self.judge = Judge(self.common, self.classes, max(map(len, judged), default=0))
+        self.judging = Lane(self.device)
+        self.stores: dict[int, ImageStore] = {}
+        fitting = self._plan(wanted, len(batch[0]))
+        self.note = f"engine: CUDA graphs, {fitting} clients at once"
+        if fitting < wanted:
+            self.note += f" (of {wanted} in a round: the GPU's memory has no room for more)"
+
+    def _plan(self, wanted: int, largest: int) -> int:
+        """Build as many slots as are wanted and fit into memory, and return how many they are."""
+        before = free_memory(self.device)
+        while len(self.slots) < wanted:
+            slot, lane = Slot(self.common, self.classes), Lane(self.device)
+            self.slots.append((slot, lane))
+            if self.device.type != "cuda":
+                continue
+            lane.do(largest, partial(slot.step, largest))
+            if len(self.slots) == 1:
+                left = free_memory(self.device)
+                results = wanted * sum(v.numel() * v.element_size() for v in slot.values.vectors.values())
+                wanted = min(wanted, 1 + max(0, int((HEADROOM * left - results) // max(1, before - left))))
+        return wanted
+
+    def train(
+        self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
+    ) -> Iterator[Result]:
+        """Yield the result of each client in round `number`."""
+        self.common.start.load(server.weights)
+        copy_all(self.method.send(server), self.common.received)
+        if self.device.type == "cuda":
+            yield from self._train_side_by_side(number, clients, states)
+            return
+        for client in clients:
+            with seeded(self.seed, "dropout", number, client):
+                task = self._task(number, client, states)
+                for _ in self._steps(*self.slots[0], task):
+                    pass
+                yield self._result(number, task)
+
+    def _train_side_by_side(self, number: int, clients: Sequence[int], states: dict[int, Tensors]) -> Iterator[Result]:
+        """Give all work to the GPU, the slots' steps in turn, then take the results as they come."""
+        main = torch.cuda.current_stream(self.device)
+        done: list[tuple[Task, torch.cuda.Event]] = []
+
+        def work_off(slot: Slot, lane: Lane, queue: list[int]) -> Iterator[None]:
+            for client in queue:
+                with torch.cuda.stream(main):
+                    task = self._task(number, client, states)
+                lane.stream.wait_stream(main)
+                lane.rng.manual_seed(derive_seed(self.seed, "dropout", number, client))
+                yield from self._steps(slot, lane, task)
+                done.append((task, lane.stream.record_event()))
+
+        steps = {client: len(sizes_of(self.shards[client], self.config.batch_size)) for client in clients}
+        queues = deal(steps, len(self.slots))
+        working = {lane: work_off(slot, lane, queue) for (slot, lane), queue in zip(self.slots, queues, strict=True)}
+        while working:
+            for lane, work in list(working.items()):
+                with torch.cuda.stream(lane.stream):
+                    if next(work, END) is END:
+                        del working[lane]
+        for task, event in done:
+            event.synchronize()
+            yield self._result(number, task)
+
+    def _task(self, number: int, client: int, states: dict[int, Tensors]) -> Task:
+        """Draw everything that a client's update draws, in the eager engine's order, and bring it to the device."""
+        shard, epochs = self.shards[client], self.config.local_epochs
+        order, losses, changes = (
+            torch_rng(self.seed, what, number, client) for what in ("batches", "losses", "augment")
+        )
+        picked = torch.cat([torch.randperm(len(shard), generator=order) for _ in range(epochs)])
+        sizes = sizes_of(shard, self.config.batch_size) * epochs
+        draws = [[torch.rand(size, *shape, generator=losses) for shape in self.common.drawn] for size in sizes]
+        augmented = [draw(size, changes) for size in sizes] if self.slots[0][0].feed.changes else []
+        picked = self._upload(picked)
+        feed = Feed(
+            rows=shard.rows[picked],
+            labels=shard.labels[picked],
+            draws=[self._upload(torch.cat(each)) for each in zip(*draws, strict=True)],
+            changes=[self._upload(torch.cat(augmented))] if augmented else [],
+            sizes=sizes,
+        )
+        totals = torch.empty_like(self.slots[0][0].totals)
+        weights = Packed.zeros(self.common.layout, self.device)
+        return Task(client, feed, states.get(client, {}), losses, weights, totals)
+
+    def _upload(self, tensor: Tensor) -> Tensor:
+        """Bring a tensor to the device without waiting for it."""
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _steps(self, slot: Slot, lane: Lane, task: Task) -> Iterator[None]:
+        """Do a task in a slot, yielding after each step."""
+        slot.begin(task.feed, task.state)
+        if self.method.centralized and task.state:
+            slot.load_optimizer(task.state)
+        for size in task.feed.sizes:
+            lane.do(size, partial(slot.step, size))
+            yield
+        task.weights.load(slot.values)
+        task.totals.copy_(slot.totals)
+        if self.method.centralized:
+            task.state = slot.dump_optimizer()
+
+    def _result(self, number: int, task: Task) -> Result:
+        """Let the method finish a client's update."""
+        shard, config = self.shards[task.client], self.config
+        self.common.scratch.load(task.weights)
+        local = Local(
+            client=task.client,
+            round=number,
+            lr=config.lr,
+            model=self.common.model,
+            start=self.common.start,
+            received=self.common.received,
+            state={name: tensor.to(self.device) for name, tensor in (task.state or self.common.state).items()},
+            rng=task.rng,
+            steps=len(task.feed.sizes),
+        )
+        vars(local).update(global_model=self.common.frozen)  # Local would make a copy
+        extra = self.method.finish(local, shard.batches(config.batch_size))
+        if not self.keep_states:
+            local.state = {name: tensor.cpu() for name, tensor in local.state.items()}
+        update = Update(task.client, task.weights, extra, len(shard), local.steps)
+        seen = len(shard) * config.local_epochs
+        means = [total / seen for total in task.totals.tolist()]
+        return Result(update, local.state, dict(zip(self.common.terms, means, strict=True)))
+
+    @torch.no_grad()
+    def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
+        """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
+        if len(shard) > len(self.judge.rows):
+            self.judge = Judge(self.common, self.classes, len(shard))
+            self.judging.graphs.clear()
+        self.stores[id(shard.store)] = shard.store  # a graph reads from it
+        self.judge.begin(weights, shard)
+        for start, stop in batch_bounds(len(shard), batch_size):
+            step = partial(self.judge.step, stop - start, shard.store)
+            self.judging.do((stop - start, id(shard.store)), step)
+        return self.judge.scores[: len(shard)].clone()
+
+    def close(self) -> None:
+        """Drop graphs and slots, so that their memory is free for other runs."""
+        for _, lane in self.slots:
+            lane.close()
+        self.judging.close()
+        self.slots.clear()
+
+
+def sizes_of(shard: Shard, batch_size: int) -> list[int]:
+    """Return the sizes of a shard's batches."""
+    return [stop - start for start, stop in batch_bounds(len(shard), batch_size)]
+
+
+def deal(steps: dict[int, int], slots: int) -> list[list[int]]:
+    """Deal clients to slots, the one with most steps first and each to the slot that has least to do.
+
+    >>> deal({0: 5, 1: 9, 2: 4}, 2)
+    [[1], [0, 2]]
+    """
+    queues: list[list[int]] = [[] for _ in range(slots)]
+    for client in sorted(steps, key=lambda client: -steps[client]):
+        min(queues, key=lambda queue: sum(steps[other] for other in queue)).append(client)
+    return queues
+
+
+def free_memory(device: torch.device) -> int:
+    """Return how many bytes the device has left, or nothing where that is not counted."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

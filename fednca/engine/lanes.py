@@ -1,0 +1,93 @@
+"""Streams of a GPU, and the work that is captured and replayed on them."""
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fednca.randomness import GLOBAL
+
+GRAPHS_KEPT = 64  # per lane, one for each size of batch; the oldest goes first
+NON_BLOCKING = 1  # the driver's flag for a stream that does not wait for the default one
+_idle: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+
+class Lane:
+    """A stream of the device with its own memory and its own dropout, and the graphs that were captured on it."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Open the stream; on a CPU there is none, and work is done at once."""
+        self.device = device
+        self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
+        if device.type == "cuda":
+            self.stream = take_stream(device)
+            self.pool = torch.cuda.graph_pool_handle()
+            self.rng = torch.Generator(device)
+
+    def do(self, key: object, work: Callable[[], None]) -> None:
+        """Do work that always touches the same memory: capture it the first time, and replay it."""
+        if self.device.type != "cuda":
+            work()
+            return
+        if key not in self.graphs:
+            self.graphs[key] = self.capture(work)
+            while len(self.graphs) > GRAPHS_KEPT:
+                del self.graphs[next(iter(self.graphs))]
+        self.graphs[key].replay()
+
+    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record work without doing it."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream), own_dropout(self.rng), no_collection():
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        return graph
+
+    def close(self) -> None:
+        """Drop the graphs and give the stream to whoever comes next."""
+        self.graphs.clear()
+        if self.device.type == "cuda":
+            _idle.setdefault(self.device, []).append(self.stream)
+
+
+def take_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream that nobody else has; torch's own are 32, and given out again and again."""
+    with GLOBAL:
+        idle = _idle.setdefault(device, [])
+        if idle:
+            return idle.pop()
+    pointer = ctypes.c_void_p()
+    failed = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(pointer), NON_BLOCKING)
+    if failed:
+        raise RuntimeError(f"no CUDA stream could be created (driver error {failed})")
+    return torch.cuda.ExternalStream(pointer.value, device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def own_dropout(rng: torch.Generator) -> Iterator[None]:
+    """Let a block, and the graphs captured in it, draw from this generator: lanes would disturb each other's."""
+    usual = torch.cuda.default_generators[rng.device.index or 0]
+    with GLOBAL:
+        before = usual.graphsafe_get_state()
+        usual.graphsafe_set_state(rng.graphsafe_get_state())
+        try:
+            yield
+        finally:
+            usual.graphsafe_set_state(before)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python from freeing an old graph while another is captured."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

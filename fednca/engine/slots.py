@@ -1,0 +1,298 @@
+"""A slot: a fixed place in device memory where one client after another trains, so that a CUDA graph can replay it."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fednca.config import AugmentConfig, TrainConfig
+from fednca.engine.augment import augment
+from fednca.engine.batches import ImageStore, Shard
+from fednca.engine.eager import OPTIMIZER, make_optimizer
+from fednca.engine.evaluate import autocast, score
+from fednca.errors import UnfitEngineError
+from fednca.methods.base import Local, Method, Server, Tensors
+from fednca.packed import Layout, Packed
+
+# Autocast turns these layers' weights to bf16 whenever they are used, and uses them for nothing else.
+CAST = {nn.Conv1d, nn.Conv2d, nn.Linear, nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear}
+
+
+@dataclass
+class SlotLocal(Local):
+    """A client's view of its slot; what its losses draw was drawn before the update began."""
+
+    drawn: Iterator[Tensor] = field(default_factory=lambda: iter(()))
+
+    def rand(self, samples: int, *shape: int) -> Tensor:
+        """Return the step's next numbers."""
+        return next(self.drawn)
+
+
+@dataclass
+class Recorder(Local):
+    """Notes what a step draws."""
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+
+    def rand(self, samples: int, *shape: int) -> Tensor:
+        """Draw, and note the shape of one sample's numbers."""
+        self.shapes.append(shape)
+        return super().rand(samples, *shape)
+
+
+class Common:
+    """What all slots share: the round's global weights, what the server sent with them, and the shape of a step."""
+
+    def __init__(self, method: Method, model: nn.Module, config: TrainConfig, store: ImageStore, room: int) -> None:
+        """Take what stays the same; `room` is the most images that a client sees in a round."""
+        self.method, self.model, self.config, self.store, self.room = method, model, config, store, room
+        self.device = store.mean.device
+        tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self.trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        self.layout = Layout.of(tensors, first=self.trainable)
+        self.start = Packed.zeros(self.layout, self.device)
+        self.start.load(tensors)
+        self.scratch = self.start.clone()
+        self.frozen = settle(copy.deepcopy(model), self.start).eval().requires_grad_(False)
+        settle(model, self.scratch)
+        started = {name: self.start[name] for name in self.trainable}
+        server = Server(self.start, method.start_server(started))
+        self.received = {name: tensor.clone() for name, tensor in method.send(server).items()}
+        self.state = method.start_client(started)
+
+    def try_out(self, images: Tensor, labels: Tensor) -> None:
+        """Take the gradients of one step, to learn what a step consists of and to fill every cache a model may have."""
+        self.scratch.load(self.start)
+        local = Recorder(
+            0, 1, self.config.lr, self.model, self.start, self.received, dict(self.state), torch.Generator()
+        )
+        before = {name: tensor.clone() for name, tensor in self.scratch.items() if not tensor.is_floating_point()}
+        self.model.train()
+        with autocast(self.device, self.config):
+            terms = self.method.learner.losses(self.model, images, labels, local)
+        penalties = self.method.penalties(local)
+        self.terms, self.drawn = [*terms, *penalties], local.shapes
+        for part in (terms, penalties):
+            if part:
+                self._check_use(torch.stack(list(part.values())).sum(), local.weights)
+        self.counted = {name: self.scratch[name] - old for name, old in before.items()}
+        self.model.eval()
+        with torch.no_grad():
+            score(self.method, self.model, images, self.config)
+
+    def _check_use(self, total: Tensor, weights: Tensors) -> None:
+        """Refuse a loss that leaves some weights alone: in one vector with the others, they would decay with them."""
+        found: Sequence[Tensor | None] = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+        for name, gradient in zip(weights, found, strict=True):
+            if gradient is None:
+                raise UnfitEngineError(f"the loss does not depend on the weight '{name}'")
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one client sees in one round, in the order of its steps."""
+
+    rows: Tensor  # of the store, (n·epochs,)
+    labels: Tensor  # (n·epochs, C)
+    draws: list[Tensor]  # what the losses draw, (n·epochs, …) each
+    changes: list[Tensor]  # by what images are augmented, (n·epochs, 8), where they are
+    sizes: list[int]  # of the batches
+
+
+class Slot:
+    """Weights, gradients, optimiser and data of the client that trains here."""
+
+    def __init__(self, common: Common, classes: int) -> None:
+        """Make room for a client's update."""
+        self.common, device, config = common, common.device, common.config
+        self.values = common.start.clone()
+        self.dtype = common.store.mean.dtype
+        trainable = Layout.of({name: common.start[name] for name in common.trainable})
+        self.flat = nn.Parameter(self.values.vectors[self.dtype][: sum(trainable.lengths[self.dtype])])
+        self.flat.grad = torch.zeros_like(self.flat)
+        self.gradients = Packed(trainable, {self.dtype: self.flat.grad})
+        self.model = settle(copy.deepcopy(common.model), self.values).train()
+        self.increments = self._count_at_once()
+        self.masters = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self.shadow = None
+        if config.precision == "bf16":
+            self.shadow = cast_at_once(self.model, self.values, common.trainable).vectors[torch.bfloat16]
+        self.leaves = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self.optimizer = make_optimizer({"flat": self.flat}, config, common.method, fused=True)
+        self.moments = first_moments(self.optimizer, self.flat, config)
+
+        self.state = {name: tensor.clone() for name, tensor in common.state.items()}
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.offsets = torch.arange(common.room, device=device)
+        augmented = config.augment != AugmentConfig()
+        self.feed = Feed(
+            rows=torch.zeros(common.room, dtype=torch.int64, device=device),
+            labels=torch.zeros(common.room, classes, dtype=self.dtype, device=device),
+            draws=[torch.zeros(common.room, *shape, device=device) for shape in common.drawn],
+            changes=[torch.zeros(common.room, 8, dtype=self.dtype, device=device)] if augmented else [],
+            sizes=[],
+        )
+        self.totals = torch.zeros(len(common.terms), dtype=self.dtype, device=device)
+        self.local = SlotLocal(
+            0, 0, config.lr, self.model, common.start, common.received, self.state, torch.Generator()
+        )
+        vars(self.local).update(weights=self.masters, global_model=common.frozen)  # Local would make copies
+
+    def begin(self, feed: Feed, state: Tensors) -> None:
+        """Set everything to the beginning of a client's round."""
+        self.values.load(self.common.start)
+        torch._foreach_zero_([*self.moments, self.cursor, self.totals])
+        copy_all(state or self.common.state, self.state)
+        mine = [self.feed.rows, self.feed.labels, *self.feed.draws, *self.feed.changes]
+        theirs = [feed.rows, feed.labels, *feed.draws, *feed.changes]
+        for here, there in zip(mine, theirs, strict=True):
+            here[: len(there)].copy_(there)
+
+    def step(self, size: int) -> None:
+        """Take the next step, on a batch of this size; every address it reads and writes is fixed."""
+        common, config, method, local = self.common, self.common.config, self.common.method, self.local
+        at = self.cursor + self.offsets[:size]
+        change = None
+        if self.feed.changes:
+            change = partial(augment, draws=self.feed.changes[0][at], config=config.augment)
+        images, labels = common.store.gather(self.feed.rows[at], change), self.feed.labels[at]
+        local.drawn = iter([numbers[at] for numbers in self.feed.draws])
+        if self.shadow is not None:
+            self.shadow.copy_(self.flat.detach())
+        with autocast(common.device, config):
+            terms = method.learner.losses(self.model, images, labels, local)
+        penalties = method.penalties(local)
+        self._take_gradients(torch.stack(list(terms.values())).sum(), penalties)
+        clip_norm = config.clip_norm or method.learner.clip_norm
+        if clip_norm:
+            nn.utils.clip_grad_norm_([self.flat], clip_norm)
+        self.optimizer.step()
+        with torch.no_grad():
+            method.correct(local)
+        self.totals.add_(torch.stack([term.detach() for term in (terms | penalties).values()]), alpha=size)
+        if self.increments is not None:
+            self.values.vectors[torch.int64].add_(self.increments)
+        self.cursor.add_(size)
+
+    def _take_gradients(self, loss: Tensor, penalties: Tensors) -> None:
+        """Write the gradients of all weights one behind the other; penalties act on what was cast before the cast."""
+        found = torch.autograd.grad(loss, list(self.leaves.values()))
+        for dtype in {gradient.dtype for gradient in found}:
+            pairs = [pair for pair in zip(self.gradients.values(), found, strict=True) if pair[1].dtype == dtype]
+            torch._foreach_copy_([place for place, _ in pairs], [gradient for _, gradient in pairs])
+        if penalties:
+            penalty = torch.stack(list(penalties.values())).sum()
+            further = torch.autograd.grad(penalty, list(self.masters.values()))
+            torch._foreach_add_(list(self.gradients.values()), further)
+
+    def _count_at_once(self) -> Tensor | None:
+        """Take the counting of batches out of BatchNorm, and return what one addition adds to all counters."""
+        if torch.int64 not in self.values.vectors:
+            return None
+        increments = Packed(self.common.layout, {d: torch.zeros_like(v) for d, v in self.values.vectors.items()})
+        for path, module in self.model.named_modules():
+            name = f"{path}.num_batches_tracked"
+            if (
+                isinstance(module, nn.modules.batchnorm._BatchNorm)
+                and module.momentum is not None
+                and name in increments
+            ):
+                increments[name].copy_(self.common.counted[name])
+                module.num_batches_tracked = None
+        return increments.vectors[torch.int64]
+
+    def dump_optimizer(self) -> Tensors:
+        """Return the optimiser's tensors by weight name, as the eager engine keeps them."""
+        kept: Tensors = {}
+        for key, value in self.optimizer.state[self.flat].items():
+            own = self._by_name(value.clone())
+            kept |= {f"{OPTIMIZER}{name}/{key}": tensor for name, tensor in own.items()}
+        return kept
+
+    def load_optimizer(self, kept: Tensors) -> None:
+        """Put back what `dump_optimizer` returned."""
+        for key, value in self.optimizer.state[self.flat].items():
+            for name, tensor in self._by_name(value).items():
+                tensor.copy_(kept[f"{OPTIMIZER}{name}/{key}"])
+
+    def _by_name(self, value: Tensor) -> Tensors:
+        """View a tensor of the optimiser as one for each weight."""
+        if value.ndim == 0:  # a count of steps
+            return dict.fromkeys(self.masters, value)
+        return Packed(self.gradients.layout, {self.dtype: value})
+
+
+class Judge:
+    """A model that scores one image after the other, with room for its input and output."""
+
+    def __init__(self, common: Common, classes: int, room: int) -> None:
+        """Make room for this many images."""
+        self.common, device, dtype = common, common.device, common.store.mean.dtype
+        self.values = common.start.clone()
+        self.model = settle(copy.deepcopy(common.model), self.values).eval().requires_grad_(False)
+        names = [name for name, _ in self.model.named_parameters()]
+        self.shadow = cast_at_once(self.model, self.values, names) if common.config.precision == "bf16" else None
+        self.rows = torch.zeros(room, dtype=torch.int64, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.offsets = torch.arange(room, device=device)
+        self.scores = torch.zeros(room, classes, dtype=dtype, device=device)
+
+    def begin(self, weights: Tensors, shard: Shard) -> None:
+        """Take the weights and the images to score."""
+        self.values.load(weights)
+        if self.shadow is not None:
+            self.shadow.load(self.values)
+        self.rows[: len(shard)].copy_(shard.rows)
+        self.cursor.zero_()
+
+    def step(self, size: int, store: ImageStore) -> None:
+        """Score the next batch."""
+        at = self.cursor + self.offsets[:size]
+        images = store.gather(self.rows[at])
+        self.scores[at] = score(self.common.method, self.model, images, self.common.config).to(self.scores.dtype)
+        self.cursor.add_(size)
+
+
+def cast_at_once(model: nn.Module, values: Packed, names: list[str]) -> Packed:
+    """Give the layers that autocast casts bf16 weights of their own, and return all bf16 weights, to be renewed."""
+    shadow = Packed.zeros(Layout.of({name: values[name].bfloat16() for name in names}), values[names[0]].device)
+    for path, module in model.named_modules():
+        for leaf, weight in module._parameters.items():
+            name = f"{path}.{leaf}"
+            if type(module) in CAST and weight is not None and name in shadow:
+                module._parameters[leaf] = nn.Parameter(shadow[name], weight.requires_grad)
+    return shadow
+
+
+def copy_all(tensors: Tensors, places: Tensors) -> None:
+    """Copy tensors to the places of the same names."""
+    if places:
+        torch._foreach_copy_(list(places.values()), [tensors[name] for name in places])
+
+
+def settle(model: nn.Module, packed: Packed) -> nn.Module:
+    """Let a model's weights and buffers be the packed ones, and return it."""
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for leaf, weight in module._parameters.items():
+            if weight is not None:
+                weight.data = packed[prefix + leaf]
+        for leaf in module._buffers:
+            if prefix + leaf in packed:
+                module._buffers[leaf] = packed[prefix + leaf]
+    return model
+
+
+def first_moments(optimizer: torch.optim.Optimizer, flat: nn.Parameter, config: TrainConfig) -> list[Tensor]:
+    """Set an optimiser's state as before its first step, in tensors that stay, and return them: zeros all."""
+    state = optimizer.state[flat]
+    if config.optimizer == "adamw":
+        state["step"] = torch.zeros((), device=flat.device)
+        state |= {name: torch.zeros_like(flat) for name in ("exp_avg", "exp_avg_sq")}
+    elif config.momentum:
+        state["momentum_buffer"] = torch.zeros_like(flat)
+    return list(state.values())

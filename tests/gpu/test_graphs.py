@@ -1,0 +1,139 @@
+"""Captured steps of clients side by side against the eager engine on the same GPU."""
+
+import threading
+
+import pytest
+import torch
+from helpers import TINY, tiny
+from parity import assert_agree, distance_of_updates, play, start
+
+import fednca.engine.graphs
+from fednca.callbacks import Callback
+from fednca.engine.eager import EagerEngine
+from fednca.engine.graphs import GraphEngine
+from fednca.methods import method_names
+from fednca.runs import resume, train
+
+pytestmark = pytest.mark.gpu
+UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "device": "cuda"}
+
+
+def graphs(job, slots=4, **options):
+    return GraphEngine(job.engine, [job.val, job.test], slots, **options)
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_agrees_with_the_eager_engine(name, slots):
+    config = tiny(
+        **UNEQUAL,
+        method__name=name,
+        train__precision="float64",
+        train__local_epochs=2,
+        train__participation=0.75,
+        train__augment={"hflip": True, "rotate": 9.0},
+    )
+    job, server = start(config, "cuda")
+    expected = play(job, job.engine, server, 2)
+    loose = 1e-8 if name != "scaffold" else 1e-5  # its states are differences of weights over steps·lr
+    assert_agree(play(job, graphs(job, slots), server, 2), expected, atol=1e-8, state_atol=loose)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_round_in_float32_is_the_same_up_to_rounding(name):
+    job, server = start(tiny(**UNEQUAL, method__name=name), "cuda")
+    before = play(job, job.engine, server, 3)
+    expected = play(job, job.engine, before.server, 1, before.states, first=4)
+    found = play(job, graphs(job), before.server, 1, before.states, first=4)
+    assert distance_of_updates(found.server, expected.server, before.server) < 1e-3
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_run_repeats_itself_and_goes_on_after_an_interruption(name, tmp_path):
+    config = tiny(**UNEQUAL, method__name=name, train__precision="bf16", train__rounds=3, engine="auto")
+    notes = []
+
+    class Notes(Callback):
+        def on_note(self, text):
+            notes.append(text)
+
+    once = train(config, tmp_path / "a", [Notes()])
+    assert "CUDA graphs" in notes[0]
+    again = train(config, tmp_path / "b")
+    (tmp_path / "b/results.json").unlink()
+    resume(tmp_path / "b")
+    for which in ("last", "final"):
+        first, second = (dict(run.state(which).server.weights) for run in (once, again))
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+    losses = [sum(record["losses"].values()) for record in once.history]
+    assert losses[-1] < losses[0]
+
+
+def test_runs_at_once_are_the_runs_alone(tmp_path):
+    names = ["fedavg", "fednca-ml", "fedlgt"]
+    config = tiny(**UNEQUAL, train__precision="bf16", train__rounds=6, engine="graphs")
+    alone = {name: train(config.replace({"method.name": name}), tmp_path / f"alone/{name}") for name in names}
+
+    def run(name):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            train(config.replace({"method.name": name}), tmp_path / f"together/{name}")
+
+    threads = [threading.Thread(target=run, args=[name]) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in names:
+        there = type(alone[name])(tmp_path / f"together/{name}")
+        first, second = (dict(each.state("last").server.weights) for each in (alone[name], there))
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_clients_that_do_not_fit_wait_for_their_turn(monkeypatch):
+    job, server = start(tiny(**UNEQUAL), "cuda")
+    roomy = graphs(job)
+    free = iter([10**9, 5 * 10**8])  # a slot takes half of what there was, and as much again is left
+    monkeypatch.setattr(fednca.engine.graphs, "free_memory", lambda device: next(free))
+    narrow = graphs(job)
+    assert len(narrow.slots) == 1
+    assert "1 clients at once (of 4 in a round: the GPU's memory has no room for more)" in narrow.note
+    found, expected = (play(job, engine, server, 2) for engine in (narrow, roomy))
+    assert_agree(found, expected, atol=0.0)
+
+
+def test_memory_grows_with_the_clients_of_a_round_and_not_with_all():
+    peaks = []
+    for clients, share in ((5, 1.0), (50, 0.1)):
+        config = tiny(
+            device="cuda",
+            partition__clients=clients,
+            partition__min_samples=2,
+            partition__beta=100.0,
+            partition__gamma=1.0,
+            data__options=TINY["data.options"] | {"train_singles": 60},
+            train__participation=share,
+            method__name="scaffold",
+            model__backbone="resnet18",
+            data__image_size=32,
+        )
+        job, server = start(config, "cuda")
+        engine = graphs(job, 5, keep_states=share == 1)
+        torch.cuda.reset_peak_memory_stats()
+        play(job, engine, server, 4)
+        peaks.append(torch.cuda.max_memory_allocated())
+        del job, server, engine
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_step_that_cannot_be_captured_falls_back_to_the_eager_engine(monkeypatch):
+    from fednca.methods.fedavg import FedAvg
+
+    def losses(self, model, images, labels, local):
+        loss = FedAvg.losses(self, model, images, labels, local)["bce"]
+        return {"bce": loss if loss.item() > 0 else -loss}  # waits for the device
+
+    monkeypatch.setattr("fednca.methods.fedprox.FedProx.losses", losses)
+    job, server = start(tiny(**UNEQUAL, method__name="fedprox", engine="auto"), "cuda")
+    assert isinstance(job.engine, EagerEngine)
+    assert job.engine.note.startswith("engine: eager, since a step cannot be captured")
+    assert play(job, job.engine, server, 1).results

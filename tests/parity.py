@@ -1,0 +1,76 @@
+"""What an engine does in some rounds, and how far two engines are apart."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fednca.engine.eager import Result
+from fednca.engine.loop import Job, choose_clients, shares
+from fednca.methods import create_method
+from fednca.methods.base import Server, Tensors
+from fednca.setup import build_job, build_model, federate
+
+NO_GRADIENT = "in_proj_bias"  # the attention's key bias is in it, whose true gradient is zero
+
+
+@dataclass
+class Outcome:
+    """Everything an engine has an influence on."""
+
+    server: Server
+    results: list[Result]
+    states: dict[int, Tensors]
+    scores: torch.Tensor
+
+
+def start(config, device="cpu") -> tuple[Job, Server]:
+    """Build a job and the server before its first round."""
+    method, federation = create_method(config), federate(config)
+    model = build_model(config, method, federation.dataset.classes, pretrained="none").to(device)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
+    job = build_job(config, method, federation, model, torch.device(device))
+    return job, Server(weights, method.start_server(trainable))
+
+
+def play(job: Job, engine, server: Server, rounds: int, states=None, first: int = 1) -> Outcome:
+    """Let an engine train some rounds and score the test images."""
+    states, results = dict(states or {}), []
+    for number in range(first, first + rounds):
+        clients = choose_clients(job.config, len(job.train), number)
+        results = sorted(engine.train(number, clients, server, states), key=lambda result: result.update.client)
+        assert [result.update.client for result in results] == clients
+        server = job.method.aggregate(server, [r.update for r in results], shares(job.config, results))
+        states |= {r.update.client: r.state for r in results if r.state}
+    scores = engine.predict(server.weights, job.test, job.config.evaluate.batch_size)
+    return Outcome(server, results, states, scores)
+
+
+def comparable(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items() if NO_GRADIENT not in name}
+
+
+def assert_agree(found: Outcome, expected: Outcome, atol: float, state_atol: float | None = None) -> None:
+    """Compare weights and buffers, uploads, clients' states, losses and scores."""
+    near = {"rtol": 0, "atol": atol}
+    torch.testing.assert_close(comparable(found.server.weights), comparable(expected.server.weights), **near)
+    torch.testing.assert_close(found.scores.cpu(), expected.scores.cpu(), **near)
+    assert found.states.keys() == expected.states.keys()
+    loose = {"rtol": 0, "atol": state_atol or atol}
+    for client, state in expected.states.items():
+        torch.testing.assert_close(comparable(found.states[client]), comparable(state), **loose)
+    for mine, reference in zip(found.results, expected.results, strict=True):
+        torch.testing.assert_close(comparable(mine.update.extra), comparable(reference.update.extra), **loose)
+        assert (mine.update.samples, mine.update.steps) == (reference.update.samples, reference.update.steps)
+        assert mine.losses.keys() == reference.losses.keys()
+        for term, value in reference.losses.items():
+            assert abs(mine.losses[term] - value) <= atol * max(1, abs(value))
+
+
+def distance_of_updates(found: Server, expected: Server, before: Server) -> float:
+    """Return the relative L2 distance of two changes of the same weights."""
+    mine, theirs, old = (comparable(server.weights) for server in (found, expected, before))
+    floats = [name for name, tensor in old.items() if tensor.is_floating_point()]
+    apart = sum((mine[name].double() - theirs[name].double()).square().sum() for name in floats)
+    moved = sum((theirs[name].double() - old[name].double()).square().sum() for name in floats)
+    return float((apart / moved).sqrt())

@@ -1,0 +1,48 @@
+"""Files written behind a run's back: in order, the newest only, and never silently not."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from fednca.files import Writer
+
+
+def test_leaving_waits_for_everything_and_a_file_that_waits_is_replaced_by_a_newer_one():
+    busy, done = threading.Event(), []
+
+    def first():
+        busy.wait(30)
+        done.append("first")
+
+    with Writer() as writer:
+        writer.write(Path("a"), first)
+        while writer.waiting:  # until the thread has begun
+            pass
+        for number in range(3):
+            writer.write(Path("z"), lambda number=number: done.append(f"z{number}"))
+            writer.write(Path("b"), lambda number=number: done.append(f"b{number}"))
+        busy.set()
+    assert done == ["first", "b2", "z2"]
+
+
+def test_a_failure_is_raised_by_the_next_write_or_when_leaving():
+    def fail():
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"), Writer() as writer:
+        writer.write(Path("a"), fail)
+    with pytest.raises(OSError, match="full"), Writer() as writer:
+        writer.write(Path("a"), fail)
+        writer.thread.join(30)
+        writer.write(Path("b"), list)
+        raise AssertionError  # not reached
+
+
+def test_another_error_is_not_hidden_by_a_failed_write():
+    def fail():
+        raise OSError("full")
+
+    with pytest.raises(ZeroDivisionError), Writer() as writer:
+        writer.write(Path("a"), fail)
+        raise ZeroDivisionError
