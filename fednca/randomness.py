@@ -1,6 +1,7 @@
 """Randomness as a function of (seed, purpose, round, client): never global, never dependent on order."""
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 
 GLOBAL = threading.RLock()  # whoever uses torch's global generators holds this: they are one for all threads
+if hasattr(os, "register_at_fork"):  # a process forked while another thread holds it could never have it
+    os.register_at_fork(before=GLOBAL.acquire, after_in_parent=GLOBAL.release, after_in_child=GLOBAL.release)
 
 
 def derive_seed(seed: int, purpose: str, *numbers: int) -> int:

@@ -1,0 +1,153 @@
+"""A bench: every method and seed of a setting, each an ordinary run folder; the same call again goes on with it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fednca.config import Config, build_config, leaves, load_config, validate
+from fednca.data.sources import get_source
+from fednca.errors import FedncaError
+from fednca.files import write_atomic
+from fednca.methods import create_method
+from fednca.rows import Row, parse_row, parse_rows
+from fednca.runfiles import read_json
+from fednca.runs import Run
+
+OWN_SETTINGS = {
+    "seed": "--seeds",
+    "method.name": "--methods",
+    "method.learner": "--methods NAME@LEARNER",
+    "method.options": "--methods NAME:option=value",
+    "method.learner_options": "--methods NAME@LEARNER:learner.option=value",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One run of a bench."""
+
+    row: Row
+    seed: int
+    config: Config
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """How the run is called where people read."""
+        return f"{self.row.text}, seed {self.seed}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on with."""
+        return (self.folder / "config.toml").exists()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and the results are written."""
+        return (self.folder / "results.json").exists()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Which runs a folder holds, finished or not, and the setting they share."""
+
+    folder: Path
+    preset: str
+    overrides: Mapping[str, Any]
+    config: Config  # of all runs, but for method and seed
+    rows: list[Row]
+    seeds: list[int]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read what `bench.json` records."""
+        note = read_json(folder / "bench.json")
+        try:
+            rows = [parse_row(text) for text in note["rows"]]
+            return cls(folder, note["preset"], note["overrides"], build_config(note["config"]), rows, note["seeds"])
+        except (KeyError, TypeError, AttributeError):
+            raise FedncaError(f"'{folder / 'bench.json'}' is damaged") from None
+
+    def save(self) -> None:
+        """Write `bench.json`, keeping the rows and seeds that it names already."""
+        older = Bench.read(self.folder) if (self.folder / "bench.json").exists() else self
+        note = {
+            "preset": self.preset,
+            "overrides": dict(self.overrides),
+            "rows": list(dict.fromkeys(row.text for row in [*older.rows, *self.rows])),
+            "seeds": sorted({*older.seeds, *self.seeds}),
+            "config": self.config.model_dump(mode="json"),
+        }
+        write_atomic(self.folder / "bench.json", json.dumps(note, indent=1).encode())
+
+    def cell(self, row: Row, seed: int) -> Cell:
+        """Return one run."""
+        config = self.config.replace({**row.overrides, "seed": seed})
+        return Cell(row, seed, config, self.folder / row.folder / f"seed-{seed}")
+
+    def cells(self) -> list[Cell]:
+        """Return all runs, seed by seed, so that a bench that is stopped has whole seeds."""
+        return [self.cell(row, seed) for seed in self.seeds for row in self.rows]
+
+    def runs(self) -> dict[str, dict[int, Run]]:
+        """Return the finished runs by row and seed."""
+        cells = {row.text: [self.cell(row, seed) for seed in self.seeds] for row in self.rows}
+        return {text: {cell.seed: Run(cell.folder) for cell in own if cell.finished} for text, own in cells.items()}
+
+
+def plan_bench(
+    preset: str, overrides: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int], folder: str | Path
+) -> Bench:
+    """Check what is asked for, by itself and against what the folder holds already."""
+    for path, instead in OWN_SETTINGS.items():
+        if path in overrides:
+            raise FedncaError(f"setting '{path}' is not the same for all runs of a bench; use {instead}")
+    bench = Bench(
+        Path(folder), preset, overrides, load_config(preset, overrides), parse_rows(methods), list(dict.fromkeys(seeds))
+    )
+    cells = bench.cells()
+    for cell in cells[: len(bench.rows)]:
+        settings(cell.config)  # a wrong one is an error
+    check_folder(bench)
+    for cell in cells:
+        if cell.begun:
+            check_same(cell.folder, Run(cell.folder).config, cell.config)
+    return bench
+
+
+def check_folder(bench: Bench) -> None:
+    """Refuse a folder that holds something else, or a bench of another setting."""
+    folder, row, seed = bench.folder, bench.rows[0], bench.seeds[0]
+    if (folder / "bench.json").exists():
+        check_same(folder, Bench.read(folder).cell(row, seed).config, bench.cell(row, seed).config)
+    elif folder.is_dir() and any(path.name not in {".lock", "bench.json.partial"} for path in folder.iterdir()):
+        raise FedncaError(f"'{folder}' holds other things than a bench; choose another --out")
+
+
+def check_same(folder: Path, found: Config, asked: Config) -> None:
+    """Refuse to go on with other settings than before, naming the first that differs."""
+    before, now = settings(found), settings(asked)
+    for path in {**now, **before}:
+        if before.get(path) != now.get(path):
+            raise FedncaError(
+                f"'{folder}' was begun with {path} = {before.get(path)}, not {now.get(path)}; "
+                "use the same settings or another --out"
+            )
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return all settings by dotted path; those of method, learner and dataset with what they are where left out."""
+    values, found = config.model_dump(mode="json"), {}
+    for path, _ in leaves():
+        node = values
+        for part in path.split("."):
+            node = node[part]
+        found[path] = node
+    if config.partition.kind == "natural":
+        del found["partition.clients"]  # the data decide it
+    method = create_method(config)
+    data = validate(get_source(config.data.name).Options, config.data.options, "data.options")
+    owners = {"method.options": method.hyper, "method.learner_options": method.learner.hyper, "data.options": data}
+    return found | {f"{path}.{name}": value for path, own in owners.items() for name, value in own.model_dump().items()}

@@ -1,0 +1,156 @@
+"""A bench's results beside the published ones: mean and deviation over seeds, as text, Markdown, CSV or LaTeX."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.markup import escape
+
+from fednca.bench import Bench
+from fednca.methods import method_class
+from fednca.progress import SHOWN
+from fednca.report.published import published
+from fednca.report.tables import mean_and_std
+
+CALIBRATED = "macro_f1_calibrated"
+COLUMNS = SHOWN | {CALIBRATED: "macro-F1 cal."}
+Mark = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A metric of a row over its seeds, in percent, and what the paper reports."""
+
+    mean: float
+    std: float | None
+    published: float | None
+
+    def text(self) -> str:
+        """Write mean ± deviation and, where published, the published value and the difference to it.
+
+        >>> Entry(55.0, 7.07, 50.0).text()
+        '55.0±7.1 (50.0, +5.0)'
+        """
+        own = f"{self.mean:.1f}" if self.std is None else f"{self.mean:.1f}±{self.std:.1f}"
+        beside = "" if self.published is None else f" ({self.published:.1f}, {self.mean - self.published:+.1f})"
+        return own + beside
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table."""
+
+    name: str
+    seeds: list[int]
+    entries: dict[str, Entry | None]
+    ranked: bool  # not the bound that federated methods are measured against
+
+
+def compare(bench: Bench, select: str = "val") -> list[Line]:
+    """Return the rows of a bench; `select` is how the round of a run is chosen, as in `Run.results`."""
+    lines = []
+    for row, runs in zip(bench.rows, bench.runs().values(), strict=True):
+        results = [run.results[select] for run in runs.values()]
+        method = bench.cell(row, 0).config.method
+        plain = method.learner is None and method.criterion is None and set(method.options) <= {"variant"}
+        entries = {}
+        for metric in COLUMNS:
+            found = mean_and_std(value_of(result, metric) for result in results)
+            known = published(bench.config.data.name, bench.config.partition.beta, method.name, metric)
+            entries[metric] = found and Entry(
+                100 * found[0], None if found[1] is None else 100 * found[1], known if plain else None
+            )
+        lines.append(Line(row.text, sorted(runs), entries, ranked=not method_class(method.name).centralized))
+    return lines
+
+
+def value_of(result: dict[str, dict[str, float | None]], metric: str) -> float | None:
+    """Return a test metric of a run; the paper's choice of round has no calibrated one."""
+    if metric != CALIBRATED:
+        return result["test"][metric]
+    calibrated: dict[str, dict[str, float | None]] = result.get("calibrated", {})  # type: ignore[assignment]
+    return calibrated["test"]["macro_f1"] if calibrated else None
+
+
+def ranks(lines: Sequence[Line], metric: str) -> dict[str, int]:
+    """Return the place of the best and second federated rows by name, as far as their shown values differ."""
+    values = {line.name: round(entry.mean, 1) for line in lines if line.ranked and (entry := line.entries[metric])}
+    order = sorted(set(values.values()), reverse=True)[:2]
+    return {name: order.index(value) for name, value in values.items() if value in order}
+
+
+def grid(lines: Sequence[Line], best: Mark, second: Mark, plain: Mark) -> list[list[str]]:
+    """Return the table's cells, best and second marked in each column; a row without runs says so."""
+    places = {metric: ranks(lines, metric) for metric in COLUMNS}
+    marks = [best, second, plain]
+    table = []
+    for line in lines:
+        cells = [plain(line.name), str(len(line.seeds))]
+        for metric, entry in line.entries.items():
+            missing = "–" if line.seeds else "not run"
+            mark = marks[places[metric].get(line.name, 2)]
+            cells.append(mark(entry.text()) if entry else missing)
+        table.append(cells)
+    return table
+
+
+def header() -> list[str]:
+    """Return the columns' names."""
+    return ["method", "seeds", *COLUMNS.values()]
+
+
+def to_markdown(lines: Sequence[Line]) -> str:
+    """Write a Markdown table, best bold and second underlined."""
+    rows = grid(lines, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", str)
+    aligned = ["---", *["---:"] * (len(header()) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header(), aligned, *rows]) + "\n"
+
+
+def to_latex(lines: Sequence[Line]) -> str:
+    """Write a LaTeX tabular, best bold and second underlined."""
+
+    def clean(text: str) -> str:
+        return text.replace("±", r"$\pm$").replace("_", r"\_").replace("–", "--").replace("%", r"\%")
+
+    rows = grid(lines, lambda text: rf"\textbf{{{clean(text)}}}", lambda text: rf"\underline{{{clean(text)}}}", clean)
+    body = "\n".join(" & ".join(row) + r" \\" for row in rows)
+    columns = "l" + "r" * (len(header()) - 1)
+    top = " & ".join(header()) + r" \\"
+    return f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{top}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
+
+
+def to_csv(lines: Sequence[Line]) -> str:
+    """Write one line per row and metric, with unrounded numbers."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "seeds", "metric", "mean", "std", "published"])
+    for line in lines:
+        for metric, entry in line.entries.items():
+            numbers = [entry.mean, entry.std, entry.published] if entry else [None] * 3
+            writer.writerow([line.name, " ".join(map(str, line.seeds)), metric, *numbers])
+    return out.getvalue()
+
+
+def to_text(lines: Sequence[Line]) -> str:
+    """Write columns for a terminal as console markup, best bold and second underlined."""
+    plain = [header(), *grid(lines, str, str, str)]
+    marked = [
+        [f"[dim]{name}[/dim]" for name in header()],
+        *grid(lines, lambda text: f"[bold]{escape(text)}[/bold]", lambda text: f"[underline]{escape(text)}[/underline]", escape),
+    ]
+    widths = [max(len(row[i]) for row in plain) for i in range(len(header()))]
+    out = []
+    for bare, styled in zip(plain, marked, strict=True):
+        pads = [" " * (width - len(cell)) for width, cell in zip(widths, bare, strict=True)]
+        cells = [styled[0] + pads[0], *(pad + cell for pad, cell in zip(pads[1:], styled[1:], strict=True))]
+        out.append("  ".join(cells))
+    return "\n".join(out) + "\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[Line]], str]] = {
+    "text": to_text,
+    "markdown": to_markdown,
+    "csv": to_csv,
+    "latex": to_latex,
+}

@@ -1,0 +1,108 @@
+"""The rows of a bench: methods with their options, as people write them and as folders are called."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from fednca.errors import FedncaError
+from fednca.flags import parse_options
+from fednca.methods import method_class, method_names
+
+ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
+LEARNER = "learner."  # prefix of a learner's options
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its options: how it is written, and what it sets in a config."""
+
+    text: str
+    overrides: Mapping[str, Any]
+
+    @property
+    def folder(self) -> str:
+        """The row as a name for a folder.
+
+        >>> parse_row("fednca-ml:variant=released,tau=0.5").folder
+        'fednca-ml_variant-released_tau-0.5'
+        """
+        name = self.text.translate(str.maketrans(":,=", "__-"))
+        safe = re.sub(r"[^\w.@+-]", "-", name, flags=re.ASCII)
+        return safe if safe == name else f"{safe}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def parse_rows(words: Sequence[str]) -> list[Row]:
+    """Read methods, each once, in their order; `all` stands for every method with its defaults."""
+    texts: list[str] = []
+    for word in words:
+        for text in [word] if ":" in word else word.split(","):
+            texts += all_rows() if text == "all" else [text]
+    rows = {row.text: row for row in map(parse_row, texts)}
+    if len({row.folder for row in rows.values()}) < len(rows):
+        raise FedncaError("two of the methods would share a folder; put them into two benches")
+    return list(rows.values())
+
+
+def all_rows() -> list[str]:
+    """Return what `all` stands for."""
+    return [text for name in method_names() for text in [name, *ALSO_IN_ALL.get(name, [])]]
+
+
+def parse_row(text: str) -> Row:
+    """Read `NAME[@LEARNER][:option=value[,option=value…]]`; an option of the learner is written `learner.option`."""
+    methods, _, options = text.partition(":")
+    name, at, learner = methods.partition("@")
+    owners = {"": name} | ({LEARNER: learner} if at else {})
+    given = split_options(text, options, owners)
+    values: dict[str, dict[str, Any]] = {LEARNER: {}}
+    for prefix, owner in owners.items():
+        hyper = method_class(owner).Hyper
+        found = parse_options(owner, hyper, given[prefix])
+        values[prefix] = {option: found[option] for option in hyper.model_fields if option in found}
+    shown = [f"{prefix}{option}={show(value)}" for prefix in owners for option, value in values[prefix].items()]
+    overrides = {
+        "method.name": name,
+        "method.learner": learner or None,
+        "method.options": values[""],
+        "method.learner_options": values[LEARNER],
+    }
+    return Row(":".join(filter(None, [methods, ",".join(shown)])), overrides)
+
+
+def split_options(text: str, options: str, owners: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the texts of a row's options, by the prefix of their owner and by their name."""
+    given: dict[str, dict[str, str]] = {prefix: {} for prefix in owners}
+    for pair in options.split(",") if options else []:
+        option, equals, value = pair.partition("=")
+        prefix = LEARNER if option.startswith(LEARNER) else ""
+        if not equals:
+            raise FedncaError(f"'{pair}' in '{text}' is not option=value; methods have spaces between them")
+        if prefix not in owners:
+            raise FedncaError(f"'{option}' in '{text}' is a learner's option, and no {owners['']}@LEARNER is given")
+        given[prefix][option.removeprefix(prefix).replace("-", "_")] = value
+    return given
+
+
+def show(value: object) -> str:
+    """Write an option's value as briefly as it can be read back.
+
+    >>> [show(value) for value in (1.0, 0.1, True, None, "etf")]
+    ['1', '0.1', 'true', 'none', 'etf']
+    """
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read how many seeds, from 0 on, or which ones.
+
+    >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("5,")
+    ([0, 1, 2], [4, 7], [5])
+    """
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*,?", text) or not text.strip("0"):
+        raise FedncaError(f"--seeds should be how many, as in 3, or which ones, as in 4,7 or 5, (one), not '{text}'")
+    numbers = [int(number) for number in text.split(",") if number]
+    return list(dict.fromkeys(numbers)) if "," in text else list(range(numbers[0]))

@@ -1,0 +1,84 @@
+"""Tables of a bench beside the published values, against the arithmetic of the statistics module."""
+
+import csv
+import io
+import json
+import statistics
+
+import pytest
+from helpers import tiny
+from rich.text import Text
+
+from fednca.bench import Bench
+from fednca.report.comparison import COLUMNS, compare, to_csv, to_latex, to_markdown, to_text
+from fednca.report.published import published
+from fednca.rows import parse_rows
+
+SEEDS = [0, 1, 2]
+ROWS = ["centralized", "fedavg", "fednca-ml", "fednca-ml:variant=released", "fedprox:mu=0.5", "spherefed"]
+
+
+def value(row, seed):
+    return 0.9 - 0.1 * ROWS.index(row) + 0.01 * seed * (1 + ROWS.index(row))
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Hand-made results of a bench: all seeds but for spherefed, which has not begun."""
+    config = tiny(data__name="dermamnist", partition__beta=0.1)
+    found = Bench(tmp_path, "dermamnist-0.1", {}, config, parse_rows(ROWS), SEEDS)
+    for cell in found.cells():
+        if cell.row.text == "spherefed":
+            continue
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "config.toml").write_text(cell.config.to_toml())
+        metrics = dict.fromkeys(("macro_auc", "macro_f1", "micro_auc", "micro_f1"), value(cell.row.text, cell.seed))
+        chosen = {"round": 1, "test": metrics, "calibrated": {"test": {"macro_f1": 0.5}}}
+        last = {"round": 2, "test": dict.fromkeys(metrics, 0.25), "calibrated": {"test": {"macro_f1": 0.5}}}
+        results = {"val": chosen, "paper": {"round": 3, "test": metrics}, "last": last}
+        (cell.folder / "results.json").write_text(json.dumps(results))
+    return found
+
+
+def test_means_deviations_and_published_values_stand_side_by_side(bench):
+    lines = {line.name: line for line in compare(bench)}
+    values = [100 * value("fedavg", seed) for seed in SEEDS]
+    entry = lines["fedavg"].entries["macro_f1"]
+    assert entry.mean == pytest.approx(statistics.fmean(values))
+    assert entry.std == pytest.approx(statistics.stdev(values))
+    assert entry.published == published("dermamnist", 0.1, "fedavg", "macro_f1") == 42.79
+    assert entry.text() == "82.0±2.0 (42.8, +39.2)"
+    released = lines["fednca-ml:variant=released"].entries["macro_auc"]
+    assert released.published == published("dermamnist", 0.1, "fednca-ml", "macro_auc")
+    assert lines["fedprox:mu=0.5"].entries["macro_auc"].published is None  # not the paper's
+    assert lines["spherefed"].entries == dict.fromkeys(COLUMNS)
+
+
+def test_the_best_federated_row_is_bold_the_second_underlined_and_what_was_not_run_says_so(bench):
+    rows = {row.split(" | ")[0].strip("| "): row for row in to_markdown(compare(bench)).splitlines()}
+    assert "**" not in rows["centralized"]
+    assert rows["fedavg"].count("**82.0±2.0") == 4
+    assert rows["fednca-ml"].count("<u>73.0±3.0") == 4
+    assert rows["spherefed"].count("not run") == len(COLUMNS)
+    latex = to_latex(compare(bench))
+    assert latex.count(r"\textbf{82.0$\pm$2.0") == 4
+    assert latex.count(r"\underline{73.0$\pm$3.0") == 4
+    text = Text.from_markup(to_text(compare(bench)))
+    assert {span.style for span in text.spans} == {"bold", "underline", "dim"}
+    assert len({len(line) for line in text.plain.splitlines()}) == 1
+
+
+def test_ways_to_choose_a_round_are_kept_apart(bench):
+    last, paper = ({line.name: line for line in compare(bench, which)} for which in ("last", "paper"))
+    assert last["fedavg"].entries["macro_auc"].mean == 25.0
+    assert last["fedavg"].entries["macro_f1_calibrated"].mean == 50.0
+    assert paper["fedavg"].entries["macro_f1_calibrated"] is None
+
+
+def test_csv_holds_the_unrounded_numbers(bench):
+    lines = compare(bench)
+    rows = list(csv.DictReader(io.StringIO(to_csv(lines))))
+    assert len(rows) == len(ROWS) * len(COLUMNS)
+    for row in rows:
+        entry = next(line for line in lines if line.name == row["method"]).entries[row["metric"]]
+        assert (float(row["mean"]) if row["mean"] else None) == (entry and entry.mean)
