@@ -1,14 +1,18 @@
-# make demo: the main job on real images.  make test: lint, types and tests.  Both set up .venv first, once.
+# make demo: the main job on real images.  make test: lint, types and tests.  make bench: rounds beside other simulators.
+# The first two set up .venv once, the last .venv-bench.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format venv clean
+.PHONY: demo test bench lint format venv clean
 
 demo: venv
 	$(BIN)/fednca demo
 
 test: lint
 	$(BIN)/pytest
+
+bench: .venv-bench/ready
+	.venv-bench/bin/python benchmarks/rounds.py --set device=cpu
 
 lint: venv
 	$(BIN)/ruff check .
@@ -27,5 +31,10 @@ venv: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+.venv-bench/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bench build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -71,6 +71,7 @@ def measure(config: Config, clients: int, steps: int, repeats: int) -> dict[str,
         ("graphs, side by side", config, clients, clients),
         ("limit: one model, one batch", together, 1, 1),
     ):
+        torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         engine, server, everything = build(own, parts, images // parts, slots, device)
         rows[name] = round_of(engine, server, range(parts))

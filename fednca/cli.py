@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 from fednca.config import load_config, preset_names
 from fednca.errors import FedncaError, unknown_name
 from fednca.flags import Parser, add_config_flags, collect_overrides, with_dashes
+from fednca.loggers import LOGGERS, create_logger
+from fednca.report import commands as report_commands
+from fednca.use.commands import add_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fednca.bench import Bench
     from fednca.callbacks import Callback
     from fednca.runs import Run
 
@@ -23,8 +27,15 @@ DEMO_METHODS = ("fedavg", "fednca-ml")
 Overrides = dict[str, Any]
 
 
+class IncompleteError(FedncaError):
+    """Some runs of a bench failed; the others are done."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 2 after a mistake that is explained, 130 after Ctrl-C."""
+    """Run a command and return its exit code: 0, 2 after a mistake that is explained, 130 after Ctrl-C.
+
+    1 is a bench of which some runs failed.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the sign for it still gets the rest
@@ -32,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_command(list(sys.argv[1:] if argv is None else argv))
     except FedncaError as error:
         sys.stderr.write(f"fednca: {error}\n")
-        return 2
+        return 1 if isinstance(error, IncompleteError) else 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"fednca: stopped{stop}\n")
         return 130
@@ -82,13 +93,19 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     demo = add("demo", run_demo, "Train FedAvg and FedNCA-ML on handwritten digits, ten clients, side by side.")
     demo.set_defaults(preset="demo")
     run = add("run", run_train, "Train a federation.")
+    bench = add("bench", run_bench, "Train every method and seed of a setting; the same command again goes on.")
+    table = add("table", show_table, "Print the results of a bench beside the published ones.")
+    table.add_argument("folder", metavar="DIR", help="the folder of a bench")
+    table.add_argument("--select", choices=["val", "paper", "last"], default="val", help="how rounds are chosen")
+    table.add_argument("--format", choices=["text", "markdown", "csv", "latex"], default="text")
     deal = add("partition", show_partition, "Show how a setting deals the images to the clients.")
-    for sub in (run, deal):
+    for sub in (run, bench, deal):
         sub.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
     for sub in (demo, run, deal):
         sub.add_argument("--out", metavar="DIR", type=not_empty, help="folder to write to; must not hold anything yet")
     for sub in (demo, run, deal):
         add_config_flags(sub)
+    add_bench_flags(bench)
     data = add("data", prepare_data, "Fetch a dataset and decode its images, or say what is missing.")
     data.add_argument("action", metavar="prepare", choices=["prepare"], help="the only action so far")
     data.add_argument("name", metavar="NAME", help="a dataset, as listed by `fednca datasets`")
@@ -103,7 +120,30 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
             sub.add_argument("--root", metavar="DIR", help="folder with one folder per dataset (default: data)")
         if kind == "methods":
             sub.add_argument("--classes", metavar="N", type=int, choices=range(2, 513), default=20, help="in uploads")
+    for sub in (run, again):
+        sub.add_argument("--log", action="append", choices=LOGGERS, default=[], help="tell this of every round as well")
+    report_commands.add_commands(add)
+    add_commands(add)
     return parser, dict(commands.choices)
+
+
+def add_bench_flags(bench: ArgumentParser) -> None:
+    """Add what `bench` has beside the fields of the config."""
+    bench.add_argument(
+        "--methods",
+        metavar="METHOD",
+        nargs="+",
+        default=["all"],
+        help="NAME[@LEARNER][:option=value,...] each, or `all` (the default): every method with its defaults",
+    )
+    bench.add_argument("--seeds", metavar="N|A,B,...", default="3", help="how many (default: 3), or which ones")
+    bench.add_argument(
+        "--at-once", metavar="N", type=positive, help="runs side by side (default: what fits on a GPU; 1 on a CPU)"
+    )
+    bench.add_argument(
+        "--out", metavar="DIR", type=not_empty, help="folder to write to or go on with (default: runs/bench/PRESET)"
+    )
+    add_config_flags(bench)
 
 
 def run_train(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
@@ -113,21 +153,24 @@ def run_train(arguments: Namespace, overrides: Overrides, console: "Console") ->
     from fednca.runs import train
 
     folder = Path(arguments.out or default_folder(config))
+    callbacks = [view(console), *map(create_logger, arguments.log)]
     with tell_how_to_resume(folder):
-        show_results(train(config, folder, [view(console)]), console)
+        show_results(train(config, folder, callbacks), console)
 
 
 def run_resume(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Go on with a run and show its results."""
     from fednca.runs import resume
 
+    callbacks = [view(console), *map(create_logger, arguments.log)]
     with tell_how_to_resume(Path(arguments.folder)):
-        show_results(resume(arguments.folder, [view(console)]), console)
+        show_results(resume(arguments.folder, callbacks), console)
 
 
 def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Train both methods of the demo on the same federation and compare them."""
-    config = load_config("demo", overrides)
+    """Train both methods of the demo on the same federation, compare them, and write their report."""
+    config = load_config("demo", {"evaluate.collapse": True} | overrides)
+    from fednca.report.page import write_page
     from fednca.report.tables import partition_table, results_table
     from fednca.runs import train
     from fednca.setup import federate
@@ -142,6 +185,29 @@ def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> 
     title = f"test metrics in percent, at the best of {config.train.rounds} rounds by validation"
     console.print("", results_table(title, {run.title: run.results["val"] for run in runs}))
     console.print("run folders:", *(str(run.folder) for run in runs), highlight=False, markup=False, soft_wrap=True)
+    write_page(runs, folder / "report.html")
+    console.print(f"report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+
+
+def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Train the runs of a bench that are not finished, and show mean and deviation of all that are."""
+    from fednca.bench import Bench, plan_bench
+    from fednca.crew import train_bench
+    from fednca.report.bench_view import view_for
+    from fednca.rows import parse_seeds
+
+    folder = Path(arguments.out or Path("runs") / "bench" / Path(arguments.preset).stem)
+    bench = plan_bench(arguments.preset, overrides, arguments.methods, parse_seeds(arguments.seeds), folder)
+    cells = bench.cells()
+    outcome = train_bench(bench, view_for(console, cells), arguments.at_once)
+    if outcome.stopped:
+        done = sum(cell.finished for cell in cells)
+        raise KeyboardInterrupt(f"; {done} of {len(cells)} runs are done, and the same command goes on")
+    show_bench(Bench.read(folder), console)
+    if outcome.failed:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in outcome.failed.items())
+        failed = f"{len(outcome.failed)} of {len(cells)} runs failed"
+        raise IncompleteError(f"{failed}, and the same command tries again:{reasons}")
 
 
 def show_partition(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
@@ -214,6 +280,19 @@ def show_results(run: "Run", console: "Console") -> None:
     console.print(f"run folder: {run.folder}", highlight=False, markup=False, soft_wrap=True)
 
 
+def show_bench(bench: "Bench", console: "Console") -> None:
+    """Print mean and deviation over the seeds of all finished runs of a bench and where they are."""
+    from fednca.report.tables import bench_table
+
+    runs = bench.runs()
+    results = {row: {seed: run.results["val"] for seed, run in own.items()} for row, own in runs.items()}
+    notes = {row: run.method.learner.note for row, own in runs.items() for run in own.values()}
+    rounds = bench.config.train.rounds
+    title = f"{bench.preset}: test metrics in percent, at the best of {rounds} rounds by validation"
+    console.print("", bench_table(title, results, {row: note for row, note in notes.items() if note}))
+    console.print(f"run folders: {bench.folder}", highlight=False, markup=False, soft_wrap=True)
+
+
 def view(console: "Console") -> "Callback":
     """Return the progress view that fits the console."""
     from fednca.progress import progress_for
@@ -226,6 +305,23 @@ def not_empty(text: str) -> str:
     if not text:
         raise ValueError
     return text
+
+
+def show_table(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
+    """Print the table of a bench."""
+    from fednca.bench import Bench
+    from fednca.report.comparison import FORMATS, compare
+
+    text = FORMATS[arguments.format](compare(Bench.read(Path(arguments.folder)), arguments.select))
+    console.print(text, end="", highlight=False, markup=arguments.format == "text", soft_wrap=True)
+
+
+def positive(text: str) -> int:
+    """Read a number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def free_folder(folder: Path) -> Path:

@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(config, items):
         "data": not DATA.is_dir(),
         "cifar10": "FEDNCA_CIFAR10" not in os.environ,
         "gpu": not torch.cuda.is_available(),
+        "browser": not Path(os.environ.get("CHROMIUM", "/usr/bin/chromium")).is_file(),
     }
     left_out = [item for item in items if any(missing[mark] for mark in missing if item.get_closest_marker(mark))]
     config.hook.pytest_deselected(items=left_out)

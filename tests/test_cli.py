@@ -80,6 +80,27 @@ def told(capsys):
         ("resume", "the following arguments are required: DIR"),
         ("resume no/such/folder", "'no/such/folder' is not a run folder"),
         ("resume . --rounds 3", "argument '--rounds' is not known"),
+        ("bench", "the following arguments are required: PRESET"),
+        ("bench demmo", "preset 'demmo' is not known; did you mean 'demo'?"),
+        ("bench demo --methods fednca", "method 'fednca' is not known; did you mean 'fednca-ml'?"),
+        ("bench demo --methods fedavg@fednca", "method 'fednca' is not known; did you mean 'fednca-ml'?"),
+        ("bench demo --methods fedavg fedprox:nu=1", "option of fedprox 'nu' is not known (known: head, mu)"),
+        ("bench demo --methods fedprox:mu=low", "setting 'mu' should be a valid number, not 'low'"),
+        ("bench demo --methods fedprox:mu=-1", "'method.options.mu' should be greater than or equal to 0"),
+        ("bench demo --methods fedprox:mu=1,fedavg", "'fedavg' in 'fedprox:mu=1,fedavg' is not option=value"),
+        ("bench demo --methods fedavg:learner.tau=1", "is a learner's option, and no fedavg@LEARNER is given"),
+        ("bench demo --methods fedavg-asl@fednca-ml", "differs from fedavg only in what a client learns"),
+        ("bench demo --methods fedavg fednca-ml:heads=3", "fednca-ml:heads=3: 3 attention heads do not divide 64"),
+        ("bench demo --seeds 0", "--seeds should be how many, as in 3, or which ones"),
+        ("bench demo --seed 1", "setting 'seed' is not the same for all runs of a bench; use --seeds"),
+        ("bench demo --method fedavg", "'method.name' is not the same for all runs of a bench; use --methods"),
+        ("bench demo --method.tau 0.5", "is not the same for all runs of a bench; use --methods NAME:option=value"),
+        ("bench demo --at-once 0", "argument --at-once: invalid positive value: '0'"),
+        ("bench demo --device cuda:99", "device 'cuda:99' is not there"),
+        ("bench demo --rounds 0", "'train.rounds' should be greater than or equal to 1"),
+        ("bench demo --dataset digit --methods fedavg", "dataset 'digit' is not known; did you mean 'digits'?"),
+        ("bench cifar10-0.5 --methods fedavg", "cifar10 lacks 'data/cifar10/cifar-10-batches-bin/data_batch_1.bin'"),
+        (f"bench demo --methods fedavg --out {'x' * 300}", "File name too long"),
         ("methods fedavgg", "method 'fedavgg' is not known; did you mean 'fedavg'?"),
         ("datasets digitz", "dataset 'digitz' is not known; did you mean 'digits'?"),
     ],
@@ -206,7 +227,7 @@ def test_demo_compares_both_methods(capsys, tmp_path):
     assert "training images by class and client" in out
     assert "fedavg round 1/1" in out
     assert "fednca-ml round 1/1" in out
-    assert {path.name for path in (tmp_path / "demo").iterdir()} == {"fedavg", "fednca-ml"}
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {"fedavg", "fednca-ml", "report.html"}
     assert free_folder(tmp_path / "demo") == tmp_path / "demo-2"
 
 
@@ -238,3 +259,36 @@ def test_ctrl_c_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().err == f"fednca: stopped; go on with `fednca resume {tmp_path / 'run'}`\n"
     monkeypatch.undo()
     assert main(["resume", str(tmp_path / "run")]) == 0
+
+
+def test_bench_trains_fails_and_goes_on(config, capsys, tmp_path):
+    words = ["bench", config, "--seeds", "1", "--out", str(tmp_path / "bench")]
+    words += ["--methods", "fedavg", "fedadam:server_lr=1e38"]
+    assert main(words) == 1
+    out, err = capsys.readouterr()
+    assert "fedavg, seed 0: begins | 0 of 2 runs done" in out
+    assert "round 1/2" not in out
+    assert "run folders: " in out
+    first, second = err.splitlines()
+    assert first == "fednca: 1 of 2 runs failed, and the same command tries again:"
+    assert second.startswith("  fedadam:server_lr=1e+38, seed 0: round ")
+    assert "not finite" in err
+    assert Run(tmp_path / "bench/fedavg/seed-0").finished
+    assert main([*words[:5], str(tmp_path / "bench"), "--methods", "fedavg"]) == 0
+    out = capsys.readouterr().out
+    assert "begins" not in out
+    assert [line.split()[0] for line in out.splitlines() if "±" in line][:1] == ["fedavg"]
+
+
+def test_ctrl_c_says_that_the_same_bench_goes_on(config, capsys, tmp_path, monkeypatch):
+    def interrupt(watch, *_):
+        watch.crew.stop()
+        raise KeyboardInterrupt
+
+    words = ["bench", config, "--methods", "fedavg", "--seeds", "2", "--out", str(tmp_path / "bench")]
+    with monkeypatch.context() as patch:
+        patch.setattr("fednca.crew.Watch.on_round", interrupt)
+        assert main(words) == 130
+    assert capsys.readouterr().err == "fednca: stopped; 0 of 2 runs are done, and the same command goes on\n"
+    assert main(words) == 0
+    assert Run(tmp_path / "bench/fedavg/seed-1").finished

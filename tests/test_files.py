@@ -26,23 +26,33 @@ def test_leaving_waits_for_everything_and_a_file_that_waits_is_replaced_by_a_new
     assert done == ["first", "b2", "z2"]
 
 
-def test_a_failure_is_raised_by_the_next_write_or_when_leaving():
-    def fail():
-        raise OSError("full")
+def fail():
+    raise OSError("full")
 
-    with pytest.raises(OSError, match="full"), Writer() as writer:
-        writer.write(Path("a"), fail)
-    with pytest.raises(OSError, match="full"), Writer() as writer:
-        writer.write(Path("a"), fail)
-        writer.thread.join(30)
-        writer.write(Path("b"), list)
-        raise AssertionError  # not reached
+
+def write(*works, wait=False, error=None):
+    """Give all works to one writer, wait for its thread if it should have failed, and leave by an error if any."""
+    with Writer() as writer:
+        for number, work in enumerate(works):
+            writer.write(Path(str(number)), work)
+            if wait:
+                writer.thread.join(30)
+        if error:
+            raise error
+
+
+def test_a_failure_is_raised_when_leaving():
+    with pytest.raises(OSError, match="full"):
+        write(fail)
+
+
+def test_a_failure_is_raised_by_the_next_write():
+    done = []
+    with pytest.raises(OSError, match="full"):
+        write(fail, lambda: done.append(1), wait=True)
+    assert not done
 
 
 def test_another_error_is_not_hidden_by_a_failed_write():
-    def fail():
-        raise OSError("full")
-
-    with pytest.raises(ZeroDivisionError), Writer() as writer:
-        writer.write(Path("a"), fail)
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        write(fail, error=ZeroDivisionError())

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.markup import escape
 
@@ -135,17 +136,20 @@ def to_csv(lines: Sequence[Line]) -> str:
 def to_text(lines: Sequence[Line]) -> str:
     """Write columns for a terminal as console markup, best bold and second underlined."""
     plain = [header(), *grid(lines, str, str, str)]
-    marked = [
-        [f"[dim]{name}[/dim]" for name in header()],
-        *grid(lines, lambda text: f"[bold]{escape(text)}[/bold]", lambda text: f"[underline]{escape(text)}[/underline]", escape),
-    ]
+    styled = grid(lines, partial(style, "bold"), partial(style, "underline"), escape)
+    marked = [[style("dim", name) for name in header()], *styled]
     widths = [max(len(row[i]) for row in plain) for i in range(len(header()))]
     out = []
-    for bare, styled in zip(plain, marked, strict=True):
+    for bare, shown in zip(plain, marked, strict=True):
         pads = [" " * (width - len(cell)) for width, cell in zip(widths, bare, strict=True)]
-        cells = [styled[0] + pads[0], *(pad + cell for pad, cell in zip(pads[1:], styled[1:], strict=True))]
+        cells = [shown[0] + pads[0], *(pad + cell for pad, cell in zip(pads[1:], shown[1:], strict=True))]
         out.append("  ".join(cells))
     return "\n".join(out) + "\n"
+
+
+def style(name: str, text: str) -> str:
+    """Mark text up in a style."""
+    return f"[{name}]{escape(text)}[/{name}]"
 
 
 FORMATS: dict[str, Callable[[Sequence[Line]], str]] = {

@@ -1,0 +1,35 @@
+"""Our engines, driven by the same rounds as a run, without its evaluation and its files."""
+
+import time
+
+import torch
+
+from fednca.engine.choose import choose_engine
+from fednca.engine.loop import check_finite, check_weights, shares
+from fednca.methods.base import Server
+from peers.work import Outcome, Work
+
+
+def run(work: Work, engine: str) -> Outcome:
+    """Build an engine by name and let it train."""
+    config, method = work.config.replace({"engine": engine}), work.method
+    trainable = {name: work.initial[name] for name, p in work.model.named_parameters() if p.requires_grad}
+    server, clients = Server(work.initial, method.start_server(trainable)), {}
+    judged = [] if work.test is None else [work.test]
+    began = time.perf_counter()
+    executor = choose_engine(config, method, work.model, work.shards, judged, work.device)
+    try:
+        for number in work.rounds:
+            results = []
+            for result in executor.train(number, work.chosen(number), server, clients):
+                check_finite(result, number)
+                results.append(result)
+            results.sort(key=lambda result: result.update.client)
+            server = method.aggregate(server, [result.update for result in results], shares(config, results))
+            check_weights(server.weights, f"round {number}, after aggregation")
+            clients |= {result.update.client: result.state for result in results if result.state}
+        if work.device.type == "cuda":
+            torch.cuda.synchronize()
+        return Outcome(time.perf_counter() - began, server.weights)
+    finally:
+        executor.close()

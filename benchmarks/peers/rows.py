@@ -1,0 +1,146 @@
+"""The rows of the table by name. A row that cannot be run says why as a FedncaError."""
+
+import importlib.util
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from fednca.data.processes import cores
+from fednca.errors import FedncaError, RunFailedError
+from peers import limit, ours, parcel, plain
+from peers.work import Outcome, Work, refuse_what_peers_cannot
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a row is called, how it trains, and whether it may use several threads in one process."""
+
+    label: str
+    run: Callable[[Work], Outcome]
+    threaded: bool = False
+
+    @property
+    def threads(self) -> list[int]:
+        """The numbers of threads to try; the better one counts."""
+        return sorted({1, cores()}) if self.threaded else [1]
+
+
+def need(package: str) -> None:
+    """Refuse a row whose package is not there."""
+    if importlib.util.find_spec(package) is None:
+        raise FedncaError(f"{package} is not installed; `pip install -c constraints.txt -e '.[bench]'` adds it")
+
+
+def need_cpu(work: Work, what: str) -> None:
+    """Refuse a row that is set up for a CPU on another device."""
+    if work.device.type != "cpu":
+        raise FedncaError(f"{what} is set up for a CPU here")
+
+
+def pfl(work: Work) -> Outcome:
+    """Train with pfl in this process."""
+    need("pfl")
+    refuse_what_peers_cannot(work.config)
+    os.environ["PFL_PYTORCH_DEVICE"] = str(work.device)
+    from peers import pfl_peer
+
+    return pfl_peer.run(work)
+
+
+def need_pfl_workers(work: Work) -> None:
+    """Refuse several processes of pfl where they cannot be or would not help."""
+    need("pfl")
+    need_cpu(work, "pfl in several processes")
+    refuse_what_peers_cannot(work.config)
+    if cores() == 1:
+        raise FedncaError("pfl in several processes needs several cores")
+    os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def pfl_torchrun(work: Work) -> Outcome:
+    """Train with pfl in a process for each core, started by `torchrun` as its documentation says."""
+    need_pfl_workers(work)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parcel.save(work, folder)
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores()}"]
+        began = time.perf_counter()
+        subprocess.run([*launcher, "-m", "peers.pfl_worker", name], check=True)
+        ended = float((folder / "ended.txt").read_text())  # the clocks of all processes of a machine are one
+        return Outcome(ended - began, load_file(folder / "final.safetensors"))
+
+
+def pfl_forked(work: Work) -> Outcome:
+    """Train with pfl in a process for each core, forked from this one: they start at once, as `torchrun`'s do not."""
+    need_pfl_workers(work)
+    os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"localhost:{port}" for port in free_ports(cores()))
+    began = time.perf_counter()
+    # pfl looks for other workers only in processes of this name
+    start = multiprocessing.get_context("fork").Process
+    others = [start(target=_pfl_worker, args=(work, rank, began), name="MainProcess") for rank in range(1, cores())]
+    for other in others:
+        other.start()
+    outcome = _pfl_worker(work, 0, began)
+    for other in others:
+        other.join()
+        if other.exitcode:
+            raise RunFailedError(f"a worker of pfl ended with exit code {other.exitcode}")
+    return outcome
+
+
+def _pfl_worker(work: Work, rank: int, began: float) -> Outcome:
+    os.environ["PFL_WORKER_RANK"] = str(rank)
+    from multiprocess import active_children
+
+    from peers import pfl_peer  # meets the other workers
+
+    outcome = pfl_peer.run(work, began)
+    for child in active_children():  # pfl's sampler, which a forked worker would leave behind
+        child.terminate()
+    return outcome
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def flower(work: Work) -> Outcome:
+    """Train with Flower's simulation."""
+    need("flwr")
+    need("ray")
+    need_cpu(work, "Flower's simulation")
+    refuse_what_peers_cannot(work.config)
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    from peers import flower_peer
+
+    return flower_peer.run(work, cores())
+
+
+ROWS = {
+    "plain": Row("plain loop", plain.run, threaded=True),
+    "pfl": Row("pfl", pfl, threaded=True),
+    "pfl-torchrun": Row("pfl, torchrun", pfl_torchrun),
+    "pfl-forked": Row("pfl, forked", pfl_forked),
+    "flower": Row("Flower simulation", flower),
+    "eager": Row("fednca eager", lambda work: ours.run(work, "eager"), threaded=True),
+    "processes": Row("fednca processes", lambda work: ours.run(work, "processes")),
+    "graphs": Row("fednca graphs", lambda work: ours.run(work, "graphs")),
+    "limit": Row("limit", limit.run),
+}

@@ -1,0 +1,147 @@
+"""The work that every row does: the same federation, initial weights, batches, optimiser, loss and average."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fednca.config import AugmentConfig, Config
+from fednca.engine.batches import ImageStore, Shard, batch_bounds
+from fednca.engine.eager import make_optimizer
+from fednca.engine.evaluate import autocast
+from fednca.engine.loop import choose_clients
+from fednca.errors import FedncaError
+from fednca.methods import create_method
+from fednca.methods.base import Method, Tensors
+from fednca.randomness import numpy_rng, torch_rng
+from fednca.setup import build_job, build_model, build_store, federate, pick_device
+
+SYNTHETIC_IMAGES = 64  # of each client
+SYNTHETIC_CLASSES = tuple("abcdefghij")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A federation and a model that are built: the clocks start here."""
+
+    config: Config
+    method: Method
+    model: nn.Module  # scratch space; every row starts from `initial`
+    initial: Tensors
+    device: torch.device
+    classes: tuple[str, ...]
+    shards: list[Shard]  # one per client
+    test: Shard | None
+
+    @property
+    def rounds(self) -> range:
+        """The numbers of the rounds."""
+        return range(1, self.config.train.rounds + 1)
+
+    def chosen(self, number: int) -> list[int]:
+        """Return the clients of a round."""
+        return choose_clients(self.config, len(self.shards), number)
+
+    def count(self) -> tuple[int, int]:
+        """Return how many steps all clients take and how many images they train on, over all rounds."""
+        epochs, size = self.config.train.local_epochs, self.config.train.batch_size
+        visits = [len(self.shards[client]) for number in self.rounds for client in self.chosen(number)]
+        return epochs * sum(len(batch_bounds(images, size)) for images in visits), epochs * sum(visits)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a row took, and the global weights it ended with."""
+
+    seconds: float
+    weights: Tensors | None
+
+
+def load_work(config: Config) -> Work:
+    """Build the configured federation and model."""
+    method, device = create_method(config), pick_device(config.device)
+    federation = federate(config)
+    classes = federation.dataset.classes
+    model = build_model(config, method, classes, pretrained=config.model.pretrained)
+    job = build_job(config.replace({"engine": "eager"}), method, federation, model, device)
+    return Work(config, method, job.model, copy_of(job.model), device, classes, job.train, job.test)
+
+
+def synthetic_work(config: Config) -> Work:
+    """Build a federation of random images and labels in memory, with equally many images for each client."""
+    method, device = create_method(config), pick_device(config.device)
+    clients, size, classes = config.partition.clients, config.data.image_size, SYNTHETIC_CLASSES
+    rng = numpy_rng(config.seed, "synthetic")
+    total = clients * SYNTHETIC_IMAGES
+    pixels = rng.integers(0, 256, (total, size, size, 3), dtype=np.uint8)
+    labels = rng.integers(0, 2, (total, len(classes)), dtype=np.int8)
+    store = build_store(config, pixels, device)
+    rows = np.arange(total).reshape(clients, SYNTHETIC_IMAGES)
+    shards = [Shard.build(store, own, labels[own]) for own in rows]
+    model = build_model(config, method, classes, pretrained="none").to(device)
+    return Work(config, method, model, copy_of(model), device, classes, shards, None)
+
+
+def copy_of(model: nn.Module) -> Tensors:
+    """Return a copy of a model's weights and buffers."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def refuse_what_peers_cannot(config: Config) -> None:
+    """Say what the other simulators do not do as we do, so that nothing unlike is compared."""
+    train = config.train
+    if train.participation != 1 or train.weighting != "equal" or train.augment != AugmentConfig():
+        raise FedncaError("the peers train all clients, without augmentation, and average them equally")
+
+
+def epochs(shard: Shard, config: Config, number: int, client: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    """Yield, for each local epoch, the batches that our engines train a client on in a round."""
+    order = torch_rng(config.seed, "batches", number, client)
+    for _ in range(config.train.local_epochs):
+        yield shard.batches(config.train.batch_size, order)
+
+
+def loss_of(method: Method, model: nn.Module, images: Tensor, labels: Tensor, config: Config) -> Tensor:
+    """Return the method's loss on a batch."""
+    with autocast(images.device, config.train):
+        terms = method.learner.losses(model, images, labels, None)  # type: ignore[arg-type]
+    return torch.stack(list(terms.values())).sum()
+
+
+def train_locally(model: nn.Module, method: Method, shard: Shard, config: Config, number: int, client: int) -> None:
+    """Train a client from the weights that the model holds, in an ordinary loop."""
+    model.train()
+    trainable = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    optimizer = make_optimizer(trainable, config.train, method)
+    clip_norm = clip_norm_of(config, method)
+    for batches in epochs(shard, config, number, client):
+        for images, labels in batches:
+            optimizer.zero_grad()
+            loss_of(method, model, images, labels, config).backward()
+            if clip_norm:
+                nn.utils.clip_grad_norm_(trainable.values(), clip_norm)
+            optimizer.step()
+
+
+def clip_norm_of(config: Config, method: Method) -> float | None:
+    """Return the largest gradient norm, if there is one."""
+    return config.train.clip_norm or method.learner.clip_norm
+
+
+def own_store(shard: Shard) -> Shard:
+    """Return a client's shard with a store of its own images alone, to be sent to another process."""
+    pixels = shard.store.pixels
+    taken = torch.from_numpy(pixels.take(shard.rows.numpy())) if not isinstance(pixels, Tensor) else pixels[shard.rows]
+    return Shard(ImageStore(taken, shard.store.mean, shard.store.std), torch.arange(len(shard)), shard.labels)
+
+
+def largest_distance(weights: Tensors, reference: Tensors) -> float:
+    """Return the largest relative L2 distance of any floating-point tensor to the one of the same name."""
+    found = 0.0
+    for name, wanted in reference.items():
+        if wanted.is_floating_point() and (norm := float(wanted.double().norm())):
+            found = max(found, float((weights[name].double() - wanted.double()).norm()) / norm)
+    return found if math.isfinite(found) else math.inf

@@ -1,0 +1,155 @@
+"""Telling others of a run while it goes on: TensorBoard, Weights & Biases, MLflow, each as one callback."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from fednca.callbacks import Callback
+from fednca.errors import FedncaError, unknown_name
+from fednca.files import write_atomic
+
+if TYPE_CHECKING:
+    from fednca.data.federation import Federation
+    from fednca.engine.checkpoint import Best
+    from fednca.runs import Run
+
+PROJECT = "fednca"
+
+
+def scalars(record: dict[str, Any]) -> dict[str, float]:
+    """Return the single numbers of a round by `kind/name`; what is not defined is left out.
+
+    >>> scalars({"losses": {"bce": 0.5}, "val": {"macro_f1": None, "class_f1": [1.0]}, "seconds": 2.0})
+    {'loss/bce': 0.5, 'speed/seconds': 2.0}
+    """
+    kinds = {"loss": record["losses"]} | {kind: record.get(kind, {}) for kind in ("val", "test", "collapse")}
+    kinds["speed"] = {key: record[key] for key in ("seconds", "train_seconds", "samples_per_second") if key in record}
+    found = {f"{kind}/{name}": value for kind, values in kinds.items() for name, value in values.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+class TensorBoardLogger(Callback):
+    """Writes event files to `tensorboard/` in the run's folder."""
+
+    def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
+        """Open a new event file; what an interrupted run wrote of later rounds no longer counts."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        self.writer = SummaryWriter(run.folder / "tensorboard", purge_step=rounds_done + 1)
+
+    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+        """Write the round's numbers."""
+        for name, value in scalars(record).items():
+            self.writer.add_scalar(name, value, record["round"])
+
+    def on_end(self, run: "Run") -> None:
+        """Close the file."""
+        self.writer.close()
+
+
+class WandbLogger(Callback):
+    """Sends to Weights & Biases, as its own environment variables (WANDB_MODE, WANDB_PROJECT, …) say."""
+
+    def __init__(self) -> None:
+        """Refuse to begin without the package."""
+        self.wandb = need("wandb")
+
+    def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
+        """Begin a run, or go on with the one that this folder's run began."""
+        with explained("wandb", self.wandb.Error):
+            self.session = self.wandb.init(
+                project=PROJECT,
+                name=str(run.folder),
+                dir=str(run.folder),
+                config=run.config.model_dump(mode="json"),
+                id=kept_id(run, "wandb") if rounds_done else None,
+                resume="allow",
+                settings=self.wandb.Settings(console="off"),  # the terminal belongs to the progress view
+            )
+        keep_id(run, "wandb", self.session.id)
+
+    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+        """Send the round's numbers."""
+        self.session.log(scalars(record), step=record["round"])
+
+    def on_end(self, run: "Run") -> None:
+        """Mark the run as finished, or as failed."""
+        self.session.finish(exit_code=0 if run.finished else 1)
+
+
+class MLflowLogger(Callback):
+    """Sends to MLflow, as its own environment variables (MLFLOW_TRACKING_URI, …) say."""
+
+    def __init__(self) -> None:
+        """Refuse to begin without the package."""
+        self.mlflow = need("mlflow")
+
+    def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
+        """Begin a run with the config as its parameters, or go on with the one that this folder's run began."""
+        before = kept_id(run, "mlflow") if rounds_done else None
+        with explained("mlflow", self.mlflow.MlflowException):
+            self.mlflow.set_experiment(PROJECT)
+            started = self.mlflow.start_run(run_id=before, run_name=None if before else str(run.folder))
+            if before is None:
+                self.mlflow.log_params(flat(run.config.model_dump(mode="json", exclude_none=True)))
+        keep_id(run, "mlflow", started.info.run_id)
+
+    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+        """Send the round's numbers, without waiting for the server."""
+        self.mlflow.log_metrics(scalars(record), step=record["round"], synchronous=False)
+
+    def on_end(self, run: "Run") -> None:
+        """Mark the run as finished, or as failed."""
+        self.mlflow.end_run("FINISHED" if run.finished else "FAILED")
+
+
+LOGGERS: dict[str, type[Callback]] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MLflowLogger}
+
+
+def create_logger(name: str) -> Callback:
+    """Return a new logger by its name."""
+    if name not in LOGGERS:
+        raise unknown_name("logger", name, LOGGERS)
+    return LOGGERS[name]()
+
+
+def need(package: str) -> ModuleType:
+    """Import an optional package, or say how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise FedncaError(f"{package} is not installed; get it with `pip install 'fednca[{package}]'`") from None
+
+
+@contextmanager
+def explained(service: str, failure: type[Exception]) -> Iterator[None]:
+    """Turn a service's refusal to begin into one sentence."""
+    try:
+        yield
+    except failure as error:
+        raise FedncaError(f"{service} cannot begin: {' '.join(str(error).split())}") from None
+
+
+def kept_id(run: "Run", service: str) -> str | None:
+    """Return by which name a service knows this folder's run, if it ever heard of it."""
+    path = run.folder / f"{service}-id.txt"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+
+
+def keep_id(run: "Run", service: str, name: str) -> None:
+    """Write down by which name a service knows this folder's run."""
+    write_atomic(run.folder / f"{service}-id.txt", name.encode())
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted path.
+
+    >>> flat({"train": {"lr": 0.1}, "seed": 0})
+    {'train.lr': 0.1, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found

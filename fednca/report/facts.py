@@ -1,0 +1,238 @@
+"""Everything the report page shows of runs, as plain JSON: what was run, how it went, what came of it."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from fednca.config import Config
+from fednca.data.federation import Federation
+from fednca.engine.loop import Record
+from fednca.errors import FedncaError
+from fednca.methods import method_class
+from fednca.progress import SHOWN
+from fednca.report.figures import MOST_STACKED, group_tail, readable
+from fednca.report.groups import Group, differing, setting
+from fednca.report.partition import partition_report, train_counts
+from fednca.report.published import published
+from fednca.report.tables import CALIBRATED, SELECTIONS, mean_and_std
+from fednca.rows import show
+from fednca.runs import Run
+
+METRICS = SHOWN | {"mean_ap": "mean AP"}
+BY_CLASS = {
+    "class_f1": "F1 at 0.5",
+    "calibrated_f1": "F1 at calibrated thresholds",
+    "class_auc": "AUC",
+    "class_ap": "AP",
+}
+OPTIONS = ("method.options.", "method.learner_options.")
+Facts = dict[str, Any]
+Federations = Mapping[str, Federation | str]  # by setting; a text says why there is none
+
+
+def load_federations(groups: Sequence[Group]) -> dict[str, Federation | str]:
+    """Load the data of each setting once; where that fails, say why."""
+    found: dict[str, Federation | str] = {}
+    for group in groups:
+        key = setting(group)
+        if key not in found:
+            try:
+                found[key] = group.run.federation
+            except (FedncaError, OSError) as error:
+                found[key] = str(error)
+    return found
+
+
+def page_facts(groups: Sequence[Group], federations: Federations) -> Facts:
+    """Describe the groups and the settings they were trained in."""
+    own = [group.settings for group in groups]
+    apart = differing(own)
+    places = list(federations)
+    return {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": version("fednca"),
+        "finished": all(run.finished for group in groups for run in group.runs),
+        "metrics": METRICS,
+        "by_class": BY_CLASS,
+        "selections": SELECTIONS,
+        "groups": [group_facts(group) | {"setting": places.index(setting(group))} for group in groups],
+        "settings": [setting_facts(key, groups, federations[key]) for key in places],
+        "shared": {path: show(value) for path, value in own[0].items() if path not in apart},
+        "differing": {path: [show(each.get(path)) for each in own] for path in apart if not _is_methods(path)},
+    }
+
+
+def _is_methods(path: str) -> bool:
+    """Tell whether a setting is shown with its method."""
+    return path.startswith(OPTIONS) or path in {"method.name", "method.learner"}
+
+
+def group_facts(group: Group) -> Facts:
+    """Describe one method: what it is, its curves as bands over seeds, and its results."""
+    histories = [run.history for run in group.runs]
+    records = [record for history in histories for record in history]
+    judged = [record for record in records if "test" in record]
+    terms = dict.fromkeys(term for record in records for term in record["losses"])
+    config = group.run.config
+    return {
+        "label": group.label,
+        "centralized": group.run.method.centralized,
+        "methods": [method_facts(name) for name in (config.method.name, config.method.learner) if name],
+        "options": {path: show(value) for path, value in group.settings.items() if path.startswith(OPTIONS)},
+        "runs": [run_facts(run, history) for run, history in zip(group.runs, histories, strict=True)],
+        "seconds": elapsed(histories),
+        "curves": {
+            f"{part}.{metric}": bands((record["round"], record[part][metric]) for record in judged)
+            for part in ("val", "test")
+            for metric in METRICS
+        },
+        "losses": {term: bands((record["round"], record["losses"].get(term)) for record in records) for term in terms},
+        "clients": client_losses(records),
+        "collapse": {
+            name: bands((record["round"], record.get("collapse", {}).get(name)) for record in judged)
+            for name in ("nc1", "nc2", "nc3")
+        },
+        "results": results_facts([run.results for run in group.runs]),
+        "published": published_facts(config),
+    }
+
+
+def published_facts(config: Config) -> dict[str, float]:
+    """Return what the paper reports of this method in this setting, in percent."""
+    if config.method.learner is not None:
+        return {}
+    found = {name: published(config.data.name, config.partition.beta, config.method.name, name) for name in METRICS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def method_facts(name: str) -> Facts:
+    """Describe a method in its own words."""
+    found = method_class(name)
+    about = found.about
+    return {
+        "name": name,
+        "summary": (found.__doc__ or "").splitlines()[0],
+        "formula": about.formula,
+        "paper": about.paper,
+        "changes": {"head": about.head, "objective": about.objective, "state": about.state, "rule": about.aggregation},
+    }
+
+
+def run_facts(run: Run, history: list[Record]) -> Facts:
+    """Describe one run: where it is, how far it is, how fast it goes, on what."""
+    begun = (run.folder / "environment.json").is_file()
+    environment = run.environment if begun else {}
+    on_gpu = environment.get("gpu") and not run.config.device.startswith("cpu")
+    threads = run.config.threads or environment.get("threads")
+    return {
+        "folder": str(run.folder),
+        "seed": run.config.seed,
+        "finished": run.finished,
+        "rounds": len(history),
+        "of": run.config.train.rounds,
+        "seconds": sum(record["seconds"] for record in history),
+        "seconds_per_round": _median(record["seconds"] for record in history),
+        "train_seconds": _median(record["train_seconds"] for record in history),
+        "images_per_second": _median(record["samples_per_second"] for record in history),
+        "device": environment["gpu"] if on_gpu else f"CPU, {threads or '?'} {'thread' if threads == 1 else 'threads'}",
+        "engine": run.config.engine,
+        "packages": environment.get("packages", {}) | {"python": environment.get("python", "")},
+        "unreadable": len(environment.get("unreadable", [])),
+    }
+
+
+def bands(values: Iterable[tuple[int, float | None]]) -> Facts:
+    """Return mean, least and greatest of the values of each round; a round without any is left out.
+
+    >>> bands([(1, 0.2), (1, 0.4), (2, None)])
+    {'x': [1], 'mean': [0.3], 'low': [0.2], 'high': [0.4]}
+    """
+    by_round: dict[int, list[float]] = {}
+    for number, value in values:
+        if value is not None:
+            by_round.setdefault(number, []).append(value)
+    rounds = sorted(by_round)
+    kinds: dict[str, Callable[[list[float]], float]] = {"mean": statistics.fmean, "low": min, "high": max}
+    return {"x": rounds} | {name: [_short(of(by_round[n])) for n in rounds] for name, of in kinds.items()}
+
+
+def elapsed(histories: Sequence[list[Record]]) -> list[float]:
+    """Return the seconds from the first round's start to each round's end, the mean over the seeds that reached it."""
+    clocks = [np.cumsum([record["seconds"] for record in history]) for history in histories]
+    longest = max(map(len, clocks), default=0)
+    return [_short(statistics.fmean(clock[i] for clock in clocks if i < len(clock))) for i in range(longest)]
+
+
+def client_losses(records: Sequence[Record]) -> dict[str, Facts]:
+    """Return each client's whole loss by round, as the mean over seeds."""
+    clients = sorted({int(client) for record in records for client in record["clients"]})
+    found = {}
+    for client in map(str, clients):
+        own = [(record["round"], record["clients"].get(client)) for record in records]
+        series = bands((number, sum(terms.values())) for number, terms in own if terms)
+        found[client] = {"x": series["x"], "mean": series["mean"]}
+    return found
+
+
+def results_facts(results: Sequence[Mapping[str, Record]]) -> Facts:
+    """Gather the seeds' results under each way to choose a round."""
+    found: Facts = {}
+    for way in SELECTIONS:
+        own = [each[way] for each in results if way in each]
+        if not own:
+            continue
+        calibrated = [each["calibrated"]["test"] for each in own if "calibrated" in each]
+        by_class = {name: [each["test"][name] for each in own] for name in BY_CLASS if name != "calibrated_f1"}
+        by_class["calibrated_f1"] = [each["class_f1"] for each in calibrated]
+        found[way] = {
+            "rounds": [each["round"] for each in own],
+            "test": {name: spread_facts([each["test"][name] for each in own]) for name in METRICS},
+            "calibrated": {name: spread_facts([each[name] for each in calibrated]) for name in CALIBRATED},
+            "classes": {
+                name: [spread_facts(values) for values in zip(*lists, strict=True)] for name, lists in by_class.items()
+            },
+        }
+    return found
+
+
+def spread_facts(values: Sequence[float | None]) -> Facts | None:
+    """Return mean, sample standard deviation, least and greatest of the values there are; None where there are none."""
+    found = mean_and_std(values)
+    if found is None:
+        return None
+    known = [value for value in values if value is not None]
+    return {"mean": found[0], "std": found[1], "low": min(known), "high": max(known)}
+
+
+def setting_facts(key: str, groups: Sequence[Group], federation: Federation | str) -> Facts:
+    """Describe the data and the partition that some of the groups share."""
+    config = next(group.run.config for group in groups if setting(group) == key)
+    facts: Facts = {"dataset": config.data.name, "partition": config.partition.model_dump(mode="json")}
+    facts |= {"image_size": config.data.image_size, "backbone": config.model.backbone, "rounds": config.train.rounds}
+    if isinstance(federation, str):
+        return facts | {"missing": federation, "classes": known_classes(groups, key)}
+    counts = train_counts(federation)
+    segments, names = group_tail(counts, readable(federation.dataset.classes), MOST_STACKED)
+    facts |= {"stacked": {"names": names, "counts": segments.tolist()}, "counts": counts.tolist()}
+    return facts | {"report": partition_report(federation), "classes": list(federation.dataset.classes)}
+
+
+def known_classes(groups: Sequence[Group], key: str) -> list[str]:
+    """Return the names of the classes as the first run that has begun wrote them down."""
+    runs = [run for group in groups if setting(group) == key for run in group.runs]
+    begun = (run.environment["classes"] for run in runs if (run.folder / "environment.json").is_file())
+    return list(next(begun, []))
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def _short(value: float) -> float:
+    """Keep six digits: a curve needs no more, and the page stays small."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,85 @@
+"""Runs that differ in nothing but the seed, taken together: a method with its options is one line in every figure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fednca.bench import settings
+from fednca.config import Config
+from fednca.rows import show
+from fednca.runs import Run
+
+# How a run is executed and watched, not what it is.
+EXECUTION = {
+    *("seed", "device", "engine", "workers", "threads", "data.root", "data.cache"),
+    *("train.checkpoint_every", "evaluate.batch_size", "evaluate.collapse"),
+}
+MOST_NAMED = 4  # settings in a label
+LEARNER = "method.learner_options."
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same method and settings, by seed."""
+
+    label: str
+    runs: list[Run]
+    settings: dict[str, Any]
+
+    @property
+    def run(self) -> Run:
+        """The run that stands for all of them: the first that is finished, else the first."""
+        return next((run for run in self.runs if run.finished), self.runs[0])
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Open run folders, each once; a folder that holds run folders at any depth stands for all of them."""
+    folders: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        here = (path / "config.toml").is_file()
+        found = [] if here else sorted(config.parent for config in path.rglob("config.toml"))
+        for folder in found or [path]:
+            folders.setdefault(folder.resolve(), folder)
+    return [Run(folder) for folder in folders.values()]
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Gather the runs that differ in nothing but the seed, in the order in which they come."""
+    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for run in runs:
+        own = what_it_is(run.config)
+        found.setdefault(repr(own), (own, []))[1].append(run)
+    titles = [members[0].title for _, members in found.values()]
+    groups = []
+    for title, (own, members) in zip(titles, found.values(), strict=True):
+        twins = [other for name, (other, _) in zip(titles, found.values(), strict=True) if name == title]
+        apart = [f"{path.rpartition('.')[2]}={show(own.get(path))}" for path in differing(twins)]
+        label = f"{title}: {', '.join(apart)}" if apart else title
+        if len(apart) > MOST_NAMED:
+            label = f"{title} in {members[0].folder}"
+        groups.append(Group(label, sorted(members, key=lambda run: run.config.seed), own))
+    return groups
+
+
+def what_it_is(config: Config) -> dict[str, Any]:
+    """Return the settings that decide what a run is, by dotted path."""
+    found = {path: value for path, value in settings(config).items() if path not in EXECUTION}
+    if config.method.learner is None:  # `settings` then names the method's own options twice
+        found = {path: value for path, value in found.items() if not path.startswith(LEARNER)}
+    return found
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the paths whose values are not the same everywhere.
+
+    >>> differing([{"train.lr": 0.1, "seed": 0}, {"train.lr": 0.2, "seed": 0}])
+    ['train.lr']
+    """
+    paths = dict.fromkeys(path for own in settings for path in own)
+    return [path for path in paths if any(own.get(path) != settings[0].get(path) for own in settings)]
+
+
+def setting(group: Group) -> str:
+    """Return what groups must share to be trained and judged on the same images: data and partition, as a text."""
+    return repr({path: value for path, value in group.settings.items() if path.startswith(("data.", "partition."))})

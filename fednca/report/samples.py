@@ -1,0 +1,132 @@
+"""What a trained model makes of test images: features, an embedding of them, and where it finds each class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fednca.collapse import Pairs, class_means, positive_pairs
+from fednca.data.federation import Federation
+from fednca.data.store import StoredImages
+from fednca.data.types import FileImages
+from fednca.engine.batches import Shard
+from fednca.errors import FedncaError
+from fednca.evidence import attention_maps, evidence, grad_cam
+from fednca.randomness import derive_seed, numpy_rng
+from fednca.setup import build_store, pick_device
+
+if TYPE_CHECKING:
+    from fednca.runs import Run
+
+SEED = 0  # of everything drawn for pictures: the same picture each time
+FEWEST_POINTS = 5  # that t-SNE is asked to arrange
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One model on the images that are looked at; all arrays on the CPU."""
+
+    pairs: Pairs  # of the sampled test images
+    means: Floats  # (C, d), NaN where no sampled image shows the class
+    probabilities: Floats  # (E, C), of the examples
+    evidence: Floats  # (E, C, H, W), in [0, 1]
+    grad_cam: Floats  # (E, C, H', W')
+    attention: Floats | None  # (E, heads, C, H', W'), where the model has a label-aware attention
+
+
+def checkpoint_of(run: "Run") -> str | None:
+    """Return the most final checkpoint that a run has so far."""
+    return next((name for name in ("final", "best", "last") if (run.folder / f"{name}.safetensors").is_file()), None)
+
+
+def sample_rows(federation: Federation, most: int) -> NDArray[np.intp]:
+    """Draw at most so many of the test images, in their order."""
+    number = len(federation.dataset.test)
+    drawn = numpy_rng(SEED, "pictures").permutation(number)[:most]
+    return np.sort(drawn)
+
+
+def choose_examples(labels: NDArray[np.int8], count: int) -> list[int]:
+    """Choose images that together show as many classes as possible, with several labels each; labels: (N, C)."""
+    shown = labels == 1
+    several = shown.sum(axis=1)
+    order = numpy_rng(SEED, "examples").permutation(np.flatnonzero(several >= min(2, several.max(initial=0))))
+    chosen: list[int] = []
+    seen = np.zeros(labels.shape[1], np.bool_)
+    while len(chosen) < min(count, len(order)):
+        left = [row for row in order if row not in chosen]
+        best = max(left, key=lambda row: int((shown[row] & ~seen).sum()))
+        seen |= shown[best]
+        chosen.append(int(best))
+    return chosen
+
+
+def pixels(images: NDArray[np.uint8] | FileImages | StoredImages, rows: Sequence[int]) -> NDArray[np.uint8]:
+    """Return the raw pixels of some images (n, H, W, 3)."""
+    if isinstance(images, FileImages):
+        raise FedncaError("the images are still files; load the dataset with fednca.setup.load_dataset")
+    wanted = np.asarray(rows, np.intp)
+    return images.take(wanted) if isinstance(images, StoredImages) else images[wanted]
+
+
+def look(run: "Run", federation: Federation, rows: NDArray[np.intp], examples: list[int]) -> Look:
+    """Show a run's model the test images `rows` for their features, and `examples` for everything else."""
+    device, which = pick_device("auto"), checkpoint_of(run)
+    model = run.model(which or "final").to(device)
+    test = federation.dataset.test
+    store = build_store(run.config, test.images, device)
+    sampled, few = (Shard.build(store, np.asarray(each), test.labels[each]) for each in (rows, examples))
+    pairs = positive_pairs(model, sampled.batches(run.config.evaluate.batch_size))
+    classes = range(len(federation.dataset.classes))
+    images = few.store.gather(few.rows)
+    with torch.no_grad():
+        probabilities = run.method.learner.probabilities(model(images).logits)
+    attention = attention_maps(model, images)
+    return Look(
+        pairs=Pairs(pairs.features.cpu(), pairs.classes.cpu(), pairs.images.cpu()),
+        means=class_means(pairs, len(classes)).cpu().numpy(),
+        probabilities=probabilities.cpu().numpy(),
+        evidence=evidence(model, images, classes).cpu().numpy(),
+        grad_cam=grad_cam(model, images, classes).cpu().numpy(),
+        attention=None if attention is None else attention.cpu().numpy(),
+    )
+
+
+def cosines(means: Floats) -> Floats:
+    """Return the cosine of every pair of class means: (C, d) gives (C, C), NaN where one does not exist."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        unit = means / np.linalg.norm(means, axis=1, keepdims=True)
+    found: Floats = np.clip(unit @ unit.T, -1, 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Points in the plane, one for each image and label of a sample."""
+
+    points: Floats  # (n, 2)
+    classes: NDArray[np.intp]  # (n,)
+    labels: NDArray[np.intp]  # (n,), how many labels the point's image has
+
+
+def embed(pairs: Pairs, most: int) -> Embedding | None:
+    """Arrange at most so many pairs by t-SNE, seeded; None where there are too few."""
+    from sklearn.manifold import TSNE
+
+    kept = np.sort(numpy_rng(SEED, "t-SNE").permutation(len(pairs.classes))[:most])
+    if len(kept) < FEWEST_POINTS:
+        return None
+    features = pairs.features.numpy()[kept].astype(np.float32)
+    arrange = TSNE(
+        perplexity=min(30.0, (len(kept) - 1) / 3), init="pca", random_state=derive_seed(SEED, "t-SNE") % 2**32
+    )
+    per_image = np.bincount(pairs.images.numpy())
+    return Embedding(
+        points=arrange.fit_transform(features),
+        classes=pairs.classes.numpy()[kept],
+        labels=per_image[pairs.images.numpy()[kept]],
+    )

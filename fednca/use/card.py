@@ -1,0 +1,191 @@
+"""A model card: what a trained model is, what it was trained on, how well it does on which class, and its limits."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fednca.data.federation import Federation
+from fednca.data.sources import get_source
+from fednca.errors import FedncaError
+from fednca.progress import SHOWN
+from fednca.report.partition import partition_report
+from fednca.runs import Run
+from fednca.use.data import dataset_of
+from fednca.use.model import TrainedModel
+
+HOLDS = {
+    "onnx": "(ONNX)",
+    "torchscript": "(TorchScript)",
+    "safetensors": "holds the weights of a model that",
+}
+FEW = 20  # test images of a class from which little can be said of it
+MEANS = SHOWN | {"mean_ap": "mAP"}
+
+
+def model_card(model: TrainedModel, file: str, kind: str) -> str:
+    """Write the card of a model that is in a file of this kind, as Markdown."""
+    run, report = model.run, partition_facts(model.run)
+    parts = [
+        f"# {run.title} on {model.data}",
+        f"`{file}` {HOLDS[kind]} gives each of {len(model.classes)} classes a probability that an image shows it; "
+        "an image may show several of them or none.",
+        *([f"**{model.note[0].upper()}{model.note[1:]}.**"] if model.note else []),
+        section("How to use it", usage(model)),
+        section("Data", data_facts(run, report)),
+        section("Method", method_facts(run)),
+        section("Federation", federation_facts(run, report)),
+        section("Training", training_facts(model)),
+        f"## Results\n\n{results(model, report)}",
+        section("Limits", limits(model, report)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(title: str, lines: Iterable[str]) -> str:
+    """Write a list under a heading."""
+    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def partition_facts(run: Run) -> dict[str, Any] | None:
+    """Describe who held what, where the labels are still at hand; the images are not needed."""
+    try:
+        federation = Federation.load(run.folder / "partition.npz", dataset_of(run))
+    except FedncaError:
+        return None
+    return partition_report(federation, run.config.partition.model_dump())
+
+
+def usage(model: TrainedModel) -> list[str]:
+    """Say what goes in and what comes out."""
+    mean, std = model.moments()
+    return [
+        f"Decode to RGB and squash to {model.size} × {model.size} pixels (bilinear with antialiasing, as Pillow does).",
+        f"Normalise each channel: (byte / 255 - mean) / std with mean {mean} and std {std}; layout (batch, 3, height, "
+        "width), float32.",
+        "A class counts as present where its probability is above its threshold in the table below; both are in the "
+        "file's metadata.",
+        "With fednca: `fednca predict RUN IMAGES`, `fednca serve RUN`; `RUN` is the folder of the run.",
+    ]
+
+
+def data_facts(run: Run, report: dict[str, Any] | None) -> list[str]:
+    """Say what the model learnt from."""
+    source = get_source(run.config.data.name)
+    lines = [f"{run.config.data.name}: {source.SUMMARY}; licence: {source.LICENCE}."]
+    if report is None:
+        return [*lines, "The dataset was not at hand when this card was written, so its counts are not told."]
+    images = report["images"]
+    lines.append(f"Images: {images['train']} train, {images['val']} validation, {images['test']} test.")
+    share = report["all_zero"]["train"]
+    if share is not None:
+        lines.append(f"Training images without any class: {share:.0%}.")
+    unreadable = sum(report["unreadable"].values())
+    return [*lines, f"Images left out because they cannot be read: {unreadable}."] if unreadable else lines
+
+
+def method_facts(run: Run) -> list[str]:
+    """Say what was trained, and how."""
+    config, rule, learner = run.config, run.method, run.method.learner
+    lines = [f"Rule: {config.method.name} ({rule.about.paper}); aggregation: {rule.about.aggregation}."]
+    if learner is not rule:
+        lines.append(f"Learner: {config.method.learner} ({learner.about.paper}).")
+    lines += [
+        f"Head: {learner.about.head}; objective: {config.method.criterion or learner.about.objective}.",
+        f"Formula: `{learner.about.formula}`.",
+        f"Backbone: {config.model.backbone} (start: {config.model.pretrained}, norm: {config.model.norm}).",
+    ]
+    options = ", ".join(f"{name} = {value}" for name, value in learner.hyper.model_dump(mode="json").items())
+    return [*lines, f"Options: {options}."] if options else lines
+
+
+def federation_facts(run: Run, report: dict[str, Any] | None) -> list[str]:
+    """Say who held what."""
+    config = run.config.partition
+    if run.method.centralized:
+        return ["None: all images were trained on in one place."]
+    if config.kind == "natural":
+        lines = [f"{config.clients} clients, each of them a site of the data."]
+    else:
+        lines = [f"{config.clients} clients; beta = {config.beta:g}, gamma = {config.gamma:g}, seed {config.seed}."]
+    if report is None:
+        return lines
+    told = {"label_distance": "Label distance", "cooccurrence_distance": "Co-occurrence distance"}
+    for key, name in told.items():
+        value = "not defined" if report[key] is None else f"{report[key]:.3f}"
+        lines.append(f"{name} of the clients: {value}.")
+    sizes = [client["images"] for client in report["clients"]]
+    held = [len(client["allowed_classes"]) for client in report["clients"]]
+    lines.append(f"Training images of a client: {min(sizes)} to {max(sizes)}; classes: {min(held)} to {max(held)}.")
+    return lines
+
+
+def training_facts(model: TrainedModel) -> list[str]:
+    """Say how long, and which round was kept."""
+    config, packages = model.run.config, model.run.environment["packages"]
+    train = config.train
+    return [
+        f"Rounds: {train.rounds}, local epochs: {train.local_epochs}, {train.optimizer}, learning rate: {train.lr:g}, "
+        f"batches of {train.batch_size}, seed: {config.seed}, {train.precision}.",
+        f"The model is that of round {model.round}, the best by {config.evaluate.select} on validation images.",
+        f"Made with {', '.join(f'{name} {number}' for name, number in packages.items() if number)}.",
+    ]
+
+
+def results(model: TrainedModel, report: dict[str, Any] | None) -> str:
+    """Write metrics on test images, in all and by class, at 0.5 and at the calibrated thresholds."""
+    chosen = model.run.results["val"]
+    plain, calibrated = chosen["test"], chosen.get("calibrated", {}).get("test")
+    means = [[name, percent(plain[key]), percent(calibrated and calibrated[key])] for key, name in MEANS.items()]
+    counts = report["positives"] if report else {"train": {}, "test": {}}
+    columns = ["class", "train", "test", "AUC", "AP", "F1 at 0.5", "threshold", "F1 at it"]
+    rows = [
+        [
+            name,
+            *(str(counts[part].get(name, "–")) for part in ("train", "test")),
+            *(percent(plain[f"class_{kind}"][c]) for kind in ("auc", "ap", "f1")),
+            f"{model.thresholds[c]:.3f}" if model.calibrated else "–",
+            percent(calibrated and calibrated["class_f1"][c]),
+        ]
+        for c, name in enumerate(model.classes)
+    ]
+    said = "On test images, in percent; a dash is a value that is not defined or not known. Calibrated thresholds were "
+    said += "chosen on the clients' validation images. `train` and `test` count the images that show a class."
+    return "\n\n".join([said, table(["metric", "at 0.5", "calibrated"], means), table(columns, rows)])
+
+
+def limits(model: TrainedModel, report: dict[str, Any] | None) -> list[str]:
+    """Say what the numbers do not cover."""
+    lines = [
+        f"It was judged on test images of {model.data} only: from elsewhere (another camera, clinic, "
+        "population) expect worse, and measure it with `fednca evaluate RUN --data DIR`.",
+        "It knows its classes only: anything else in an image is not told, and an image of something else still gets "
+        "probabilities.",
+        "Its probabilities put images in order; they are not frequencies. Calibrated thresholds fit the share that a "
+        "class has in the validation images.",
+        "Evidence maps show where the model looked, not why, and not that it is right.",
+    ]
+    if report is not None:
+        rare = [name for name, count in report["positives"]["test"].items() if count < FEW]
+        if rare:
+            lines.insert(0, f"Fewer than {FEW} test images show {', '.join(rare)}: these rows say little.")
+    if not model.calibrated:
+        lines.append("It has no calibrated thresholds: 0.5 is used for every class.")
+    return lines
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table, numbers to the right.
+
+    >>> print(table(["class", "n"], [["a|b", "3"]]))
+    | class | n |
+    |---|---:|
+    | a\\|b | 3 |
+    """
+    lines = [header, *rows]
+    written = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    written.insert(1, "|---" + "|---:" * (len(header) - 1) + "|")
+    return "\n".join(written)
+
+
+def percent(share: float | None) -> str:
+    """Write a share in percent, and what is not there as a dash."""
+    return "–" if share is None else f"{100 * share:.1f}"

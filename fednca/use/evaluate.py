@@ -1,0 +1,163 @@
+"""Metrics of a trained model on new labelled images, with confidence intervals, by class and by group."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednca.data.images import ImageError
+from fednca.data.sources import folder
+from fednca.errors import FedncaError
+from fednca.use.bootstrap import Resampling, Scored, intervals
+from fednca.use.model import TrainedModel
+from fednca.use.reading import read_batches
+
+MOST_GROUPS = 50  # of a column that metrics are told apart by
+MOST_NAMED = 5  # classes in a sentence
+MEANS = ("macro_auc", "micro_auc", "macro_f1", "micro_f1", "mean_ap")
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """New images and what is known of them.
+
+    labels: (N, C), in the model's order of classes; groups: (N,) where the table names them; by: the values (N,) of the
+    column that metrics are told apart by.
+    """
+
+    paths: tuple[Path, ...]
+    labels: NDArray[np.int8]
+    groups: NDArray[np.int64] | None
+    by: NDArray[np.str_] | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the table of new images is read."""
+
+    table: str | None = None
+    label_column: str | None = None
+    group_column: str | None = None
+    split: str | None = None
+    by: str | None = None
+    ignore_extra: bool = False
+
+
+def read_labelled(root: Path, classes: tuple[str, ...], how: Reading) -> Labelled:
+    """Read a folder of images with its table; classes that it lacks are unknown."""
+    options = folder.Options(
+        table=how.table, label_column=how.label_column, group_column=how.group_column, classes=list(classes)
+    )
+    table = folder.read_table(folder._table_path(options, root))
+    image = folder._column(table, "image_column", None, folder.IMAGE) or table.header[0]
+    split = folder._column(table, "split_column", None, ("split",))
+    group = folder._column(table, "group_column", how.group_column, folder.GROUP)
+    site = folder._column(table, "site_column", None, folder.SITE)
+    by = folder._column(table, "--by", how.by, ())
+    if not how.ignore_extra:
+        refuse_extra(table, options, classes, {image, split, group, site, by})
+    _, labels = folder._labels(table, options, {image, split, group, site})
+    paths = folder._image_paths(table, image, folder._image_folder(options, root))
+    groups = None if group is None else folder._numbered(table, group)[1]
+    values = None if by is None else np.array([cell or "(empty)" for cell in table.column(by)])
+    rows = rows_of_split(table, split, how.split)
+    return Labelled(
+        tuple(paths[row] for row in rows),
+        labels[rows],
+        None if groups is None else groups[rows],
+        None if values is None else values[rows],
+    )
+
+
+def refuse_extra(
+    table: folder.Table, options: folder.Options, classes: tuple[str, ...], taken: set[str | None]
+) -> None:
+    """Refuse labels that the model knows nothing of."""
+    if options.label_column is None:
+        named = {name for name in table.header if name and name not in taken}
+    else:
+        cells = table.column(options.label_column)
+        named = {name.strip() for cell in cells for name in cell.split(options.separator)} - {""}
+    if extra := sorted(named - set(classes)):
+        more = ", …" if len(extra) > MOST_NAMED else ""
+        raise FedncaError(
+            f"table '{table.path}' has {', '.join(extra[:MOST_NAMED])}{more}, and the model has no such class; "
+            "rename them after its classes, or leave them out with --ignore-extra"
+        )
+
+
+def rows_of_split(table: folder.Table, column: str | None, wanted: str | None) -> NDArray[np.intp]:
+    """Return the rows of one split, or all."""
+    if wanted is None:
+        return np.arange(len(table.rows))
+    if column is None:
+        raise FedncaError(f"table '{table.path}' has no column 'split' to find {wanted} in; leave --split out")
+    rows = np.flatnonzero(np.array(folder._parts(table, column)) == wanted)
+    if not len(rows):
+        raise FedncaError(f"table '{table.path}' has no rows of split {wanted}; choose another --split")
+    return rows
+
+
+def evaluate(
+    model: TrainedModel,
+    data: Labelled,
+    threshold: str,
+    how: Resampling,
+    batch_size: int = 64,
+    advance: Callable[[int], None] = lambda images: None,
+) -> tuple[dict[str, Any], list[ImageError]]:
+    """Score new images and judge them: the facts, ready for JSON, and the images that could not be read.
+
+    `advance` hears how many images have been done since it was last called.
+    """
+    scores, rows, failed = [], list[int](), list[ImageError]()
+    for batch in read_batches(data.paths, model.size, batch_size):
+        scores.append(model.score(batch.pixels).numpy())
+        rows += batch.rows
+        failed += batch.failed.values()
+        advance(len(batch.rows) + len(batch.failed))
+    if not rows:
+        raise FedncaError(f"none of the {len(data.paths)} images could be read; the first one: {failed[0]}")
+    kept, thresholds = np.array(rows), model.thresholds_by(threshold).numpy()
+    groups = None if data.groups is None else data.groups[kept]
+    scored = Scored(np.concatenate(scores), data.labels[kept], thresholds, groups)
+    facts = judge(scored, model.classes, how)
+    if data.by is not None:
+        facts["by"] = judge_groups(scored, data.by[kept], model.classes, how)
+    return facts, failed
+
+
+def judge_groups(scored: Scored, values: NDArray[np.str_], classes: tuple[str, ...], how: Resampling) -> dict[str, Any]:
+    """Judge the images of each value of a column apart."""
+    names = np.unique(values)
+    if len(names) > MOST_GROUPS:
+        raise FedncaError(f"the column of --by has {len(names)} values; choose one with at most {MOST_GROUPS}")
+    return {str(name): judge(scored.take(np.flatnonzero(values == name)), classes, how) for name in names}
+
+
+def judge(scored: Scored, classes: tuple[str, ...], how: Resampling) -> dict[str, Any]:
+    """Return metrics with their intervals, in all and by class; what is not defined is None."""
+    value, (low, high) = scored.metrics(), intervals(scored, how)
+    facts = [each.as_dict() for each in (value, low, high)]
+
+    def bounded(name: str, c: int | None = None) -> dict[str, float | None]:
+        numbers = [fact[name] if c is None else fact[name][c] for fact in facts]
+        return dict(zip(("value", "low", "high"), numbers, strict=True))
+
+    return {
+        "images": len(scored.labels),
+        "groups": None if scored.groups is None else len(np.unique(scored.groups)),
+        "metrics": {name: bounded(name) for name in MEANS},
+        "classes": {
+            name: {
+                "positives": int((scored.labels[:, c] == 1).sum()),
+                "known": int((scored.labels[:, c] >= 0).sum()),
+                "threshold": float(scored.thresholds[c]),
+                **{kind: bounded(f"class_{kind}", c) for kind in ("auc", "f1", "ap")},
+            }
+            for c, name in enumerate(classes)
+        },
+    }

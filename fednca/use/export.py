@@ -1,0 +1,199 @@
+"""A trained model as one file for other programs: ONNX, TorchScript or safetensors, checked before it is written."""
+
+import copy
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from fednca.errors import RunFailedError
+from fednca.files import explain_write, write_atomic
+from fednca.randomness import numpy_rng
+from fednca.use.card import model_card
+from fednca.use.model import TrainedModel, load_model
+from fednca.use.packages import needed
+
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
+TOLERANCE = 1e-4  # of a probability, between two programs that round differently
+BATCHES = (1, 3)  # sizes that a file is tried with; it was traced with another
+
+Floats = NDArray[np.float32]
+Reader = Callable[[Floats], Floats]  # images (B, 3, H, W) → probabilities (B, C), as the written file gives them
+
+
+class Probabilities(nn.Module):
+    """A model whose output is the probabilities (B, C)."""
+
+    def __init__(self, model: nn.Module, activate: Callable[[Tensor], Tensor]) -> None:
+        """Put the method's activation behind the logits."""
+        super().__init__()
+        self.model = model
+        self.activate = activate
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Score normalised images (B, 3, H, W)."""
+        return self.activate(self.model(images).logits)
+
+
+class EachImage(nn.Module):
+    """Scores images one after another, since a trace may have fixed the size of its batch."""
+
+    def __init__(self, one: nn.Module) -> None:
+        """Take what scores a batch of one."""
+        super().__init__()
+        self.one = one
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Score normalised images (B, 3, H, W)."""
+        found = [self.one(images[i : i + 1]) for i in range(images.shape[0])]
+        return torch.cat(found)
+
+
+def export(model: TrainedModel, kind: str, path: Path) -> tuple[float, Path]:
+    """Write the model and, beside it, its card; return the largest deviation found, and the card's path.
+
+    A file whose probabilities differ from the model's by more than `TOLERANCE` is not written.
+    """
+    graph = Probabilities(copy.deepcopy(model.model).cpu().float(), model.run.method.learner.probabilities).eval()
+    build = {"onnx": build_onnx, "torchscript": build_torchscript, "safetensors": build_safetensors}[kind]
+    content, read = build(graph, model, metadata(model, kind))
+    difference = deviation(graph, read, model)
+    if not difference <= TOLERANCE:
+        raise RunFailedError(
+            f"the {kind} file gives probabilities that differ from the model's by {difference:.2g}; it was not written"
+        )
+    card = path.with_name(f"{path.name}.md")
+    with explain_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content)
+    write_atomic(card, model_card(model, path.name, kind).encode())
+    return difference, card
+
+
+def metadata(model: TrainedModel, kind: str) -> dict[str, str]:
+    """Return what a user of the file must know; lists and numbers are JSON."""
+    mean, std = model.moments()
+    shape = f"(batch, 3, {model.size}, {model.size})"
+    facts = {
+        "input": f"images: float32 {shape}, RGB, normalised: (byte / 255 - mean) / std",
+        "output": f"probabilities: float32 (batch, {len(model.classes)}), one for each class, not logits",
+        "resize": "squash to a square, bilinear with antialiasing, as Pillow does",
+        "image_size": str(model.size),
+        "mean": json.dumps(mean),
+        "std": json.dumps(std),
+        "classes": json.dumps(model.classes, ensure_ascii=False),
+        "thresholds": json.dumps(model.thresholds.tolist()),
+        "calibrated": json.dumps(model.calibrated),
+        "dataset": model.data,
+        "method": model.run.title,
+        "round": str(model.round),
+    }
+    if kind == "safetensors":  # weights alone: what they are the weights of must be told
+        facts["output"] = "none: these are the weights and fixed tensors of the model that `config` describes"
+        facts["config"] = model.run.config.to_toml()
+    return facts
+
+
+def deviation(graph: nn.Module, read: Reader, model: TrainedModel) -> float:
+    """Return the largest difference between the written file's probabilities and the model's, on random images."""
+    rng = numpy_rng(0, "export")
+    largest = 0.0
+    for batch in BATCHES:
+        pixels = rng.integers(0, 256, (batch, model.size, model.size, 3), dtype=np.uint8)
+        images = model.normalise(pixels).cpu().float().contiguous()
+        with torch.no_grad():
+            expected = graph(images).numpy()
+        largest = max(largest, float(np.abs(read(images.numpy()) - expected).max()))
+    return largest
+
+
+def example(model: TrainedModel, batch: int) -> Tensor:
+    """Return images to trace the model with."""
+    return torch.zeros(batch, 3, model.size, model.size)
+
+
+def build_onnx(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
+    """Return an ONNX file for batches of any size, and what onnxruntime makes of it."""
+    onnx, onnxruntime, _ = (needed(name, "export") for name in ("onnx", "onnxruntime", "onnxscript"))
+    images = example(model, 2)
+    with torch.no_grad():
+        graph(images)  # tables that depend on the size of the map are made now and become constants
+    with quiet():
+        program = torch.onnx.export(
+            graph,
+            (images,),
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=["probabilities"],
+            dynamic_shapes={"images": {0: "batch"}},
+        )
+    assert program is not None
+    proto = program.model_proto
+    for node in proto.graph.node:
+        del node.metadata_props[:]  # where the code lay that made it
+    onnx.helper.set_model_props(proto, facts)
+    onnx.checker.check_model(proto)
+    content: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return content, lambda batch: session.run(None, {"images": batch})[0]
+
+
+def build_torchscript(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
+    """Return a TorchScript archive with its facts as `metadata.json`, and what torch makes of it."""
+    buffer = io.BytesIO()
+    with quiet(), torch.no_grad():
+        traced = torch.jit.trace(graph, (example(model, 1),), check_trace=False)  # type: ignore[no-untyped-call]
+        scripted = torch.jit.script(EachImage(traced))
+        torch.jit.save(scripted, buffer, _extra_files={"metadata.json": json.dumps(facts, ensure_ascii=False)})
+        loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))  # type: ignore[no-untyped-call]
+    return buffer.getvalue(), run_with(loaded)
+
+
+def build_safetensors(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
+    """Return all weights and fixed tensors by name, and what the model makes of them when it reads them."""
+    content = save({name: tensor.clone().contiguous() for name, tensor in tensors_of(graph.model).items()}, facts)
+    fresh = load_model(model.run, model.which).float()
+    wanted = tensors_of(fresh)
+    for tensor in wanted.values():
+        tensor.zero_()
+    for name, tensor in load(content).items():
+        wanted[name].copy_(tensor)
+    return content, run_with(Probabilities(fresh, graph.activate))
+
+
+def tensors_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return weights, buffers and fixed tensors by name, live."""
+    named = [*network.named_parameters(), *network.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def run_with(module: nn.Module) -> Reader:
+    """Let torch score arrays."""
+
+    def read(batch: Floats) -> Floats:
+        with torch.no_grad():
+            found: Floats = module(torch.from_numpy(batch)).numpy()
+        return found
+
+    return read
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the exporters' remarks on our code, on themselves and on constants from the user."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

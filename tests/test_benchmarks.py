@@ -1,0 +1,95 @@
+"""The benchmark of rounds compares rows that do the same work; a real run says what that work is."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny
+
+from fednca.errors import FedncaError
+from fednca.runs import train
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Import a module of the benchmarks, which are no package of ours."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fednca-ml"])
+def test_rows_end_with_the_weights_of_a_run(bench, tmp_path, method):
+    config = tiny(method__name=method, workers=2)
+    expected = train(config, tmp_path / "run").state("last").server.weights
+    rows, work = bench("peers.rows").ROWS, bench("peers.work").load_work(config)
+    for name in ("plain", "eager", "processes"):
+        outcome = rows[name].run(work)
+        assert outcome.seconds > 0
+        for tensor, wanted in expected.items():
+            torch.testing.assert_close(outcome.weights[tensor], wanted, rtol=1e-6, atol=1e-6, msg=f"{name}: {tensor}")
+
+
+def test_steps_and_images_are_those_of_the_batches(bench):
+    tools = bench("peers.work")
+    work = tools.load_work(tiny(train__local_epochs=2, train__participation=0.67))
+    seen = [
+        len(images)
+        for number in work.rounds
+        for client in work.chosen(number)
+        for batches in tools.epochs(work.shards[client], work.config, number, client)
+        for images, _ in batches
+    ]
+    assert work.count() == (len(seen), sum(seen))
+
+
+def test_a_client_sent_to_another_process_has_the_same_batches(bench, tmp_path):
+    work, parcel, tools = bench("peers.work").load_work(tiny()), bench("peers.parcel"), bench("peers.work")
+    parcel.save(work, tmp_path)
+    there = parcel.load(str(tmp_path))
+    assert len(there.shards) == len(work.shards)
+    for client, (shard, sent) in enumerate(zip(work.shards, there.shards, strict=True)):
+        own, others = (tools.epochs(each, work.config, 1, client) for each in (shard, sent))
+        for (images, labels), (same_images, same_labels) in zip(next(own), next(others), strict=True):
+            assert torch.equal(images, same_images)
+            assert torch.equal(labels, same_labels)
+
+
+@pytest.mark.parametrize("row", ["pfl", "pfl-torchrun", "pfl-forked", "flower"])
+def test_peers_that_are_not_installed_say_so(bench, monkeypatch, row):
+    rows, work = bench("peers.rows").ROWS, bench("peers.work").load_work(tiny())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FedncaError, match=r"is not installed"):
+        rows[row].run(work)
+
+
+def test_a_row_that_cannot_run_is_left_out_with_its_reason(bench):
+    found = bench("peers.launch").launch("limit", tiny(), 1)
+    assert "CUDA" in found.left_out
+
+
+def test_a_row_in_its_own_process_scales_a_federation_of_random_images(bench):
+    config = tiny(partition__clients=5, train__participation=0.4, train__rounds=2, train__batch_size=16)
+    found = bench("peers.launch").launch("eager", config, 1, synthetic=True, watch=True)
+    assert not found.left_out
+    assert found.images == 2 * 2 * 64  # rounds, clients in each, their images
+    assert found.steps == 2 * 2 * 4
+    assert found.memory > 10 * 2**20
+    assert found.weights
+
+
+def test_the_distance_is_the_largest_of_any_tensor(bench):
+    reference = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([2.0]), "steps": torch.tensor(7)}
+    weights = {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([1.0]), "steps": torch.tensor(9)}
+    assert bench("peers.work").largest_distance(weights, reference) == pytest.approx(0.5)
+
+
+def test_settings_are_changed_by_their_path(bench):
+    configure = bench("rounds").configure
+    config = configure("demo", "fednca-ml", 4, ["model.backbone=resnet18", "data.image_size=64"])
+    assert (config.model.backbone, config.data.image_size, config.train.rounds) == ("resnet18", 64, 4)
+    with pytest.raises(FedncaError, match=r"model.backbon"):
+        configure("demo", "fedavg", 1, ["model.backbon=resnet18"])
