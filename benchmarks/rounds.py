@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from peers.launch import Measured, launch
 from peers.rows import ROWS
-from peers.work import Work, largest_distance, load_work
+from peers.work import SYNTHETIC_IMAGES, Work, largest_distance, load_work
 from rich.console import Console
 from rich.table import Table
 
@@ -225,9 +225,8 @@ def scaling(config: Config, names: list[str] | None, repeats: int, console: Cons
     settings = [(clients, config.data.image_size) for clients in SCALING_CLIENTS]
     sizes = SCALING_SIZES[pick_device(config.device).type]
     settings += [(TAKING_PART, size) for size in sizes if size != config.data.image_size]
-    table = Table(
-        "", title=f"{config.method.name}, {config.model.backbone}, {TAKING_PART} clients in a round, 64 images each"
-    )
+    each = f"{TAKING_PART} clients in a round, {SYNTHETIC_IMAGES} images each"
+    table = Table("", title=f"{config.method.name}, {config.model.backbone}, {each}")
     for heading in ("clients", "px", "images, MiB", "s / round", "ms / client step", "images/s", "MiB"):
         table.add_column(heading, justify="right")
     numbers = []
@@ -266,7 +265,7 @@ def scale(config: Config, row: str, clients: int, size: int, repeats: int) -> di
         "row": row,
         "clients": clients,
         "image_size": size,
-        "image_bytes": clients * 64 * size * size * 3,
+        "image_bytes": clients * SYNTHETIC_IMAGES * size * size * 3,
         "seconds": best.seconds,
         "steps": best.steps,
         "images": best.images,

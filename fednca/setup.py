@@ -89,7 +89,7 @@ def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pre
         )
         model = Classifier(backbone, method.learner.head(Task(classes, backbone.dim)))
         try_out(model, config)
-    return model.to(DTYPES[config.train.precision])
+    return model.to(DTYPES[config.train.precision]).to(memory_format=torch.channels_last)  # as batches lie
 
 
 def try_out(model: nn.Module, config: Config) -> None:

@@ -23,7 +23,7 @@ def bench(monkeypatch):
 
 @pytest.mark.parametrize("method", ["fedavg", "fednca-ml"])
 def test_rows_end_with_the_weights_of_a_run(bench, tmp_path, method):
-    config = tiny(method__name=method, workers=2)
+    config = tiny(method__name=method, workers=2, train__precision="float64")
     expected = train(config, tmp_path / "run").state("last").server.weights
     rows, work = bench("peers.rows").ROWS, bench("peers.work").load_work(config)
     for name in ("plain", "eager", "processes"):
@@ -85,6 +85,21 @@ def test_the_distance_is_the_largest_of_any_tensor(bench):
     reference = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([2.0]), "steps": torch.tensor(7)}
     weights = {"a": torch.tensor([3.0, 4.5]), "b": torch.tensor([1.0]), "steps": torch.tensor(9)}
     assert bench("peers.work").largest_distance(weights, reference) == pytest.approx(0.5)
+
+
+def test_a_row_is_described_by_its_best_repeat_beside_the_plain_loop(bench):
+    measured, rounds = bench("peers.launch").Measured, bench("rounds")
+    runs = {
+        (row, 1): [measured(seconds=seconds, steps=200, images=6000) for seconds in several]
+        for row, several in {"plain": (11.0, 10.0), "processes": (4.0, 5.0)}.items()
+    }
+    first = {row: measured(memory=2**20) for row in ("plain", "processes")}
+    line = rounds.describe("processes", ("processes", 1), first, runs, None)
+    assert line["seconds"] == 4
+    assert line["ms_per_client_step"] == pytest.approx(20)
+    assert line["times_plain"] == pytest.approx(2.5)
+    assert line["images_per_second"] == pytest.approx(1500)
+    assert line["memory"] == 2**20
 
 
 def test_settings_are_changed_by_their_path(bench):

@@ -20,8 +20,7 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor
 
-from fednca.engine.eager import make_optimizer
-from peers.work import Outcome, Work, clip_norm_of, copy_of, epochs, loss_of
+from peers.work import Outcome, Work, clip_norm_of, copy_of, epochs, loss_of, ordinary_optimizer
 
 
 class ClientData(Dataset):
@@ -71,7 +70,7 @@ def run(work: Work, began: float | None = None) -> Outcome:
     model.metrics = lambda *_: {}
 
     def create_optimizer(_: Iterator[Tensor], lr: float) -> torch.optim.Optimizer:
-        return make_optimizer(trainable, config.train, method)
+        return ordinary_optimizer(trainable, config, method)
 
     trainable = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     rounds = CountRounds()

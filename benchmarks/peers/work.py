@@ -115,7 +115,7 @@ def train_locally(model: nn.Module, method: Method, shard: Shard, config: Config
     """Train a client from the weights that the model holds, in an ordinary loop."""
     model.train()
     trainable = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    optimizer = make_optimizer(trainable, config.train, method)
+    optimizer = ordinary_optimizer(trainable, config, method)
     clip_norm = clip_norm_of(config, method)
     for batches in epochs(shard, config, number, client):
         for images, labels in batches:
@@ -124,6 +124,14 @@ def train_locally(model: nn.Module, method: Method, shard: Shard, config: Config
             if clip_norm:
                 nn.utils.clip_grad_norm_(trainable.values(), clip_norm)
             optimizer.step()
+
+
+def ordinary_optimizer(weights: Tensors, config: Config, method: Method) -> torch.optim.Optimizer:
+    """Create our engines' optimiser in the implementation that torch takes where nothing is asked for."""
+    optimizer = make_optimizer(weights, config.train, method)
+    for group in optimizer.param_groups:
+        group |= {"fused": None, "capturable": False}
+    return optimizer
 
 
 def clip_norm_of(config: Config, method: Method) -> float | None:

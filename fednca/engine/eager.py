@@ -129,16 +129,14 @@ def train_step(
     return terms
 
 
-def make_optimizer(
-    weights: Tensors, config: TrainConfig, method: Method, *, fused: bool = False
-) -> torch.optim.Optimizer:
-    """Create the local optimiser over the trainable weights; a fused one can be captured in a CUDA graph."""
-    own: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
+def make_optimizer(weights: Tensors, config: TrainConfig, method: Method) -> torch.optim.Optimizer:
+    """Create the local optimiser over the trainable weights, one that a CUDA graph can capture."""
+    own: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
     if config.optimizer == "sgd":
         return torch.optim.SGD(weights.values(), momentum=config.momentum, **own)
     betas = config.betas or method.learner.betas or (0.9, 0.999)
-    capturable = fused and next(iter(weights.values())).is_cuda
-    return torch.optim.AdamW(weights.values(), betas=betas, capturable=capturable, **own)
+    on_gpu = any(weight.is_cuda for weight in weights.values())
+    return torch.optim.AdamW(weights.values(), betas=betas, capturable=on_gpu, **own)
 
 
 def dump_optimizer(optimizer: torch.optim.Optimizer, local: Local) -> Tensors:
@@ -156,4 +154,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, local: Local) -> None:
     for path, value in local.state.items():
         if path.startswith(OPTIMIZER):
             name, _, key = path.removeprefix(OPTIMIZER).rpartition("/")
-            optimizer.state[local.weights[name]][key] = value.clone()
+            weight = local.weights[name]
+            if key != "step":  # fused kernels want memory laid out as the weight's
+                value = torch.zeros_like(weight).copy_(value)
+            optimizer.state[weight][key] = value.clone()

@@ -122,7 +122,7 @@ class Slot:
         if config.precision == "bf16":
             self.shadow = cast_at_once(self.model, self.values, common.trainable).vectors[torch.bfloat16]
         self.leaves = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.optimizer = make_optimizer({"flat": self.flat}, config, common.method, fused=True)
+        self.optimizer = make_optimizer({"flat": self.flat}, config, common.method)
         self.moments = first_moments(self.optimizer, self.flat, config)
 
         self.state = {name: tensor.clone() for name, tensor in common.state.items()}
