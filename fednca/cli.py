@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fednca.config import load_config, preset_names
 from fednca.errors import FedncaError, unknown_name
 from fednca.flags import Parser, add_config_flags, collect_overrides, with_dashes
+from fednca.flower import commands as flower_commands
 from fednca.loggers import LOGGERS, create_logger
 from fednca.report import commands as report_commands
 from fednca.use.commands import add_commands
@@ -124,6 +125,7 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
         sub.add_argument("--log", action="append", choices=LOGGERS, default=[], help="tell this of every round as well")
     report_commands.add_commands(add)
     add_commands(add)
+    flower_commands.add_commands(add)
     return parser, dict(commands.choices)
 
 

@@ -1,0 +1,126 @@
+"""Whether what a site sent can be what it was asked for; if not, its update is left out and the reason is told."""
+
+import copy
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from flwr.app import MetricRecord, RecordDict
+from torch import Tensor, nn
+
+from fednca.config import Config
+from fednca.engine.batches import Shard
+from fednca.engine.eager import EagerEngine, Result
+from fednca.errors import FedncaError
+from fednca.flower.records import from_arrays
+from fednca.methods.base import Method, Server, Tensors, Update
+from fednca.setup import build_store
+
+
+def rehearse(config: Config, method: Method, model: nn.Module, classes: int) -> Result:
+    """Do what sites are asked for on two blank images, so that names, shapes and dtypes of an answer are known."""
+    model = copy.deepcopy(model)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
+    received = method.send(Server(weights, method.start_server(trainable)))
+    engine = EagerEngine(method, model, [], config.train.model_copy(update={"local_epochs": 1}), config.seed)
+    return engine.update(1, 0, blank_shard(config, classes), weights, received, {})
+
+
+def rehearse_closing(config: Config, method: Method, model: nn.Module, classes: int) -> Tensors:
+    """Do the same for the closing exchange."""
+    with torch.no_grad():
+        batches = blank_shard(config, classes).batches(config.evaluate.batch_size)
+        return method.close_client(copy.deepcopy(model).eval(), batches)
+
+
+def blank_shard(config: Config, classes: int) -> Shard:
+    """Return two black images that show no class."""
+    size = config.data.image_size
+    store = build_store(config, np.zeros((2, size, size, 3), np.uint8), torch.device("cpu"))
+    return Shard.build(store, np.arange(2), np.zeros((2, classes), np.int8))
+
+
+def read_update(content: RecordDict, client: int, expected: Result) -> Result:
+    """Take a site's update out of its answer; FedncaError says what is wrong with it."""
+    weights = read_tensors(content, "weights", expected.update.weights)
+    extra = read_tensors(content, "extra", expected.update.extra)
+    counts, losses = read_metrics(content, "counts"), read_metrics(content, "losses")
+    if set(losses) != set(expected.losses):
+        raise FedncaError(f"its losses are {', '.join(losses) or 'none'}")
+    update = Update(client, weights, extra, read_count(counts, "samples"), read_count(counts, "steps"))
+    return Result(update, {}, {term: read_number(losses, term) for term in losses})
+
+
+def read_tensors(content: RecordDict, part: str, expected: Tensors) -> Tensors:
+    """Take tensors out of an answer, which must be like the expected ones: names, shapes, dtypes, and finite."""
+    if part not in content.array_records:
+        raise FedncaError(f"its answer has no '{part}'")
+    tensors = from_arrays(content.array_records[part])
+    odd = sorted(tensors.keys() ^ expected.keys())
+    if odd:
+        raise FedncaError(f"its '{part}' {'have' if odd[0] in tensors else 'lack'} '{odd[0]}'")
+    for name, tensor in tensors.items():
+        wanted = expected[name]
+        if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+            raise FedncaError(f"its '{name}' is {_describe(tensor)}, not {_describe(wanted)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise FedncaError(f"its '{name}' is not finite")
+    return tensors
+
+
+def read_metrics(content: RecordDict, part: str) -> MetricRecord:
+    """Take numbers out of an answer."""
+    if part not in content.metric_records:
+        raise FedncaError(f"its answer has no '{part}'")
+    return content.metric_records[part]
+
+
+def read_number(record: MetricRecord, name: str) -> float:
+    """Return a finite number of a record."""
+    value = record.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise FedncaError(f"its '{name}' is {value}")
+    return float(value)
+
+
+def read_count(record: MetricRecord, name: str) -> int:
+    """Return a whole number above zero of a record."""
+    value = record.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise FedncaError(f"its '{name}' is {value}")
+    return value
+
+
+def check_norm(update: Update, server: Server, bound: float, lr: float) -> None:
+    """Refuse an update whose change, or whose extra tensors, are absurdly large beside the global weights.
+
+    Extra tensors may be mean steps divided by the learning rate, as SCAFFOLD's are, and so larger by 1 / lr.
+    """
+    names = [name for name, tensor in server.weights.items() if tensor.is_floating_point()]
+    largest = bound * max(1.0, norm(server.weights[name] for name in names))
+    change = norm(update.weights[name] - server.weights[name] for name in names)
+    extra = norm(update.extra.values())
+    if not change <= largest:
+        raise FedncaError(f"its change of the weights has norm {change:.3g}, where at most {largest:.3g} is plausible")
+    if not extra <= largest / lr:
+        raise FedncaError(f"its extra tensors have norm {extra:.3g}, where at most {largest / lr:.3g} is plausible")
+
+
+def read_histograms(content: RecordDict, part: str, shape: tuple[int, int, int], images: int) -> Tensor:
+    """Take score histograms (2, C, bins + 1) out of an answer, which must be counts of a site's images."""
+    found = read_tensors(content, "histograms", dict.fromkeys(("val", "test"), torch.empty(shape, dtype=torch.int64)))
+    counts = found[part]
+    if bool((counts < 0).any()) or bool((counts > images).any()) or bool((counts.sum((0, 2)) > images).any()):
+        raise FedncaError(f"its histograms for {part} do not count {images} images")
+    return counts
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all tensors together."""
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in tensors))
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,151 @@
+"""A site's side: it tells what it has, trains, judges, and sends what the method declares, nothing else."""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from torch import nn
+
+from fednca.config import build_config
+from fednca.engine.batches import Shard
+from fednca.engine.calibrate import score_histograms
+from fednca.engine.eager import EagerEngine
+from fednca.errors import FedncaError
+from fednca.flower.kept import load_state, save_state
+from fednca.flower.privacy import privatize_update
+from fednca.flower.records import from_arrays, to_arrays
+from fednca.flower.site import Site, open_site
+from fednca.flower.tasks import Task
+from fednca.methods import create_method
+from fednca.methods.base import Method, Tensors
+from fednca.setup import build_model, cpu_threads, pick_device
+
+LOG = logging.getLogger("flwr.fednca")
+FAILED = 1000  # our error code in Flower's replies
+
+Handler = Callable[[Message, Context], Message]
+
+
+def guarded(handler: Handler) -> Handler:
+    """Keep to the site what an error says (paths, patients); the server hears its kind only."""
+
+    @functools.wraps(handler)
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception as error:  # whatever it is: Flower would send its text
+            LOG.error("this site could not answer: %s", error, exc_info=not isinstance(error, FedncaError))
+            reason = f"it could not do its part ({type(error).__name__}); its own log says why"
+            return Message(Error(FAILED, reason), reply_to=message)
+
+    return answer
+
+
+@guarded
+def announce(message: Message, context: Context) -> Message:
+    """Tell name, classes and numbers of images."""
+    site = open_site(context, Task.from_message(message.content))
+    counts = {part: len(own.rows) for part, own in site.parts.items()}
+    record = ConfigRecord({"name": site.name, "classes": list(site.classes), **counts})
+    return Message(RecordDict({"site": record}), reply_to=message)
+
+
+@guarded
+def train(message: Message, context: Context) -> Message:
+    """Train the global model on the site's images and send the update."""
+    with at_work(message, context) as work:
+        task, start = work.task, work.tensors("weights")
+        folder, kept = work.site.state, load_state(work.site.state, work.task.accepted)
+        result = work.engine.update(
+            task.round, task.client, work.shard("train"), start, work.tensors("received"), work.put(kept or {})
+        )
+        save_state(folder, task.round, task.accepted, result.state)
+        trainable = [name for name, weight in work.engine.model.named_parameters() if weight.requires_grad]
+        update = result.update
+        content = RecordDict()
+        content["weights"] = to_arrays(privatize_update(task.privacy, start, update.weights, trainable))
+        content["extra"] = to_arrays(update.extra)
+        counts = {
+            "samples": update.samples,
+            "steps": update.steps,
+            "state_lost": int(kept is None and bool(result.state)),
+        }
+        content["counts"] = MetricRecord(dict(counts))
+        content["losses"] = MetricRecord(dict(result.losses))
+    return Message(content, reply_to=message)
+
+
+@guarded
+def evaluate(message: Message, context: Context) -> Message:
+    """Judge a model on the site's validation and test images and send histograms of its scores."""
+    with at_work(message, context) as work:
+        weights, config = work.tensors("weights"), work.site.config
+        histograms = {}
+        for part in ("val", "test"):
+            shard = work.shard(part)
+            scores = shard.labels[:0]
+            if len(shard):
+                scores = work.engine.predict(weights, shard, config.evaluate.batch_size)
+            histograms[part] = score_histograms(scores, shard.labels, config.calibrate)
+    return Message(RecordDict({"histograms": to_arrays(histograms)}), reply_to=message)
+
+
+@guarded
+def close(message: Message, context: Context) -> Message:
+    """Send the site's sums for the method's closing exchange."""
+    with at_work(message, context) as work, torch.no_grad():
+        model, size = work.engine.model, work.site.config.evaluate.batch_size
+        model.load_state_dict(work.tensors("weights"))
+        sums = work.engine.method.close_client(model.eval(), work.shard("train").batches(size))
+    return Message(RecordDict({"sums": to_arrays(sums)}), reply_to=message)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task with all that is needed to do it."""
+
+    task: Task
+    site: Site
+    engine: EagerEngine
+    device: torch.device
+    content: RecordDict
+
+    def tensors(self, part: str) -> Tensors:
+        """Return tensors that the server sent, on the device."""
+        return self.put(from_arrays(self.content.array_records[part]))
+
+    def put(self, tensors: Tensors) -> Tensors:
+        """Bring tensors to the device."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def shard(self, part: str) -> Shard:
+        """Return images of the site with labels in the federation's classes."""
+        return self.site.shard(part, self.task.classes, self.device)
+
+
+@contextmanager
+def at_work(message: Message, context: Context) -> Iterator[Work]:
+    """Build method and model as the server has them, on the site's device."""
+    task = Task.from_message(message.content)
+    site = open_site(context, task)
+    device = pick_device(site.config.device)
+    torch.backends.cudnn.deterministic = True  # a round repeats itself
+    with cpu_threads(site.config.threads):
+        method, model = _build(site.config.model_dump_json(), task.classes, device)
+        engine = EagerEngine(method, model, [], site.config.train, site.config.seed)
+        work = Work(task, site, engine, device, message.content)
+        for name, constant in work.tensors("constants").items():
+            model.get_buffer(name).copy_(constant)
+        yield work
+
+
+@functools.lru_cache(maxsize=1)  # a worker of a simulation plays many clients, and each overwrites the whole model
+def _build(config: str, classes: tuple[str, ...], device: torch.device) -> tuple[Method, nn.Module]:
+    wanted = build_config(json.loads(config))
+    method = create_method(wanted)
+    return method, build_model(wanted, method, classes, pretrained="none").to(device)

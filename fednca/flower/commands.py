@@ -1,0 +1,143 @@
+"""The commands for real federations: `fednca flower init`, `check` and `what-leaves`."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fednca.config import load_config, preset_names
+from fednca.errors import FedncaError
+from fednca.flags import add_config_flags
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Add = Callable[[str, Callable[..., None], str], ArgumentParser]
+
+
+def add_commands(add: Add) -> None:
+    """Add the command with its actions; `add` makes a command of a name, a function and a sentence."""
+    flower = add("flower", run_init, "Prepare a real federation over Flower: certificates, keys, configs, commands.")
+    actions = flower.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    def act(name: str, command: Callable[..., None], text: str) -> ArgumentParser:
+        sub = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(command=command)
+        return sub
+
+    add_init_flags(act("init", run_init, "Write all that a trial federation needs into a new folder."))
+    check = act("check", run_check, "Say what is wrong with certificates, keys, configs and tables, or `ready`.")
+    check.add_argument("folder", metavar="DIR", help="folder of the federation, or the server's or a site's part of it")
+    leaves = act("what-leaves", run_what_leaves, "Print what leaves a site, with sizes.")
+    leaves.add_argument("--preset", metavar="PRESET", default="demo", help="preset or TOML file (default: demo)")
+    leaves.add_argument("--classes", metavar="N", type=int, help="number of classes (default: the preset's dataset's)")
+    add_config_flags(leaves)
+
+
+def add_init_flags(init: ArgumentParser) -> None:
+    """Add what `init` is told."""
+    init.add_argument("folder", metavar="DIR", help="folder to write; must not hold anything yet")
+    init.add_argument("--sites", metavar="NAME", nargs="+", required=True, help="names of all sites")
+    init.add_argument(
+        "--host",
+        metavar="NAME_OR_IP",
+        nargs="+",
+        default=["localhost"],
+        help="how sites reach the server: the first is used, the certificate is valid for all (default: localhost)",
+    )
+    init.add_argument("--port", metavar="N", type=int, default=8000, help="of the SuperLink (default: 8000)")
+    init.add_argument("--days", metavar="N", type=int, default=30, help="how long certificates are valid (default: 30)")
+    presets = ", ".join(preset_names())
+    init.add_argument(
+        "--preset",
+        metavar="PRESET",
+        dest="config",
+        default="demo",
+        help=f"what is trained: a preset ({presets}) or a TOML file (default: demo)",
+    )
+    init.add_argument("--insecure", action="store_true", help="without encryption and node keys: no real data")
+
+
+def run_init(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
+    """Write the folder of a trial federation."""
+    _need_flower()
+    from fednca.flower.trial import Trial, write_trial
+
+    folder = write_trial(
+        Trial(
+            folder=Path(arguments.folder),
+            sites=arguments.sites,
+            hosts=arguments.host,
+            port=arguments.port,
+            days=arguments.days,
+            config=arguments.config,
+            insecure=arguments.insecure,
+        )
+    )
+    if arguments.insecure:
+        warn(console, "nothing is encrypted, and anybody who reaches the port can be a site; use no real data")
+    say(console, f"written: {folder}; change each sites/*/site.toml, then follow {folder / 'COMMANDS.md'}")
+
+
+def run_check(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
+    """Print `ready`, or raise all that is wrong."""
+    _need_flower()
+    from fednca.flower.ready import find_problems, is_insecure
+
+    folder = Path(arguments.folder)
+    problems = find_problems(folder)
+    if problems:
+        head = f"{len(problems)} things are wrong:\n  " if len(problems) > 1 else ""
+        raise FedncaError(head + "\n  ".join(problems))
+    if is_insecure(folder):
+        warn(console, "this federation is insecure; use no real data")
+    say(console, "ready")
+
+
+def run_what_leaves(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
+    """Print a table of what a site sends."""
+    config = load_config(arguments.preset, overrides)
+    classes = count_classes(arguments.classes, config.data.name)
+    _need_flower()
+    from rich.table import Table
+
+    from fednca.flower.leaves import what_leaves
+
+    title = f"what leaves a site: {config.method.name}, {config.model.backbone}, {classes} classes"
+    table = Table(title=title, title_justify="left")
+    for column in ("when", "what", "numbers", "as sent"):
+        table.add_column(column, justify="right" if column in {"numbers", "as sent"} else "left")
+    for sent in what_leaves(config, classes):
+        sizes = ("few", "few") if sent.numbers is None else (f"{sent.numbers:,} B", f"{sent.record:,} B")
+        table.add_row(sent.when, sent.what, *sizes)
+    console.print(table)
+    say(console, "No image, no label of a single image and no file name is among them.")
+
+
+def count_classes(given: int | None, dataset: str) -> int:
+    """Return the number of classes: as given, else as the dataset has."""
+    from fednca.data.sources import get_source
+
+    classes = len(get_source(dataset).CLASSES) if given is None else given
+    if not classes:
+        raise FedncaError(f"dataset '{dataset}' does not say how many classes there are; give --classes")
+    if classes < 2:
+        raise FedncaError(f"--classes is {classes}; give 2 or more")
+    return classes
+
+
+def say(console: "Console", text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def warn(console: "Console", text: str) -> None:
+    """Print a warning as it is."""
+    say(console, f"warning: {text}")
+
+
+def _need_flower() -> None:
+    """Say how to get Flower where it is not installed."""
+    from fednca.use.packages import needed
+
+    needed("flwr", "flower")

@@ -1,0 +1,90 @@
+"""One message to each of some sites, and their answers, as far as they come in time."""
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+POLL = 0.5  # seconds between two looks for an answer
+KNOWN = {
+    int(ErrorCode.NODE_UNAVAILABLE): "it went offline",
+    int(ErrorCode.MESSAGE_UNAVAILABLE): "it did not answer in time",
+    int(ErrorCode.REPLY_MESSAGE_UNAVAILABLE): "it did not answer in time",
+}
+WATCH = 5.0  # seconds between two looks at who is connected
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What sites answered, and why others did not, by site."""
+
+    replies: dict[str, RecordDict] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def connections(grid: Grid) -> dict[int, str]:
+    """Return the nodes that are connected, each with the time since when."""
+    return {node.node_id: node.last_activated_at for node in grid.get_nodes()}
+
+
+def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float) -> Answers:
+    """Send each site its message and collect answers until all are there or `deadline` seconds have passed.
+
+    Each answer is fetched by a thread of its own: a site that dies while it uploads holds up nobody else.
+    """
+    answers, over = Answers(), threading.Event()
+    before = connections(grid)
+    nodes = {site: message.metadata.dst_node_id for site, message in messages.items()}
+    pool = ThreadPoolExecutor(max(1, len(messages)), thread_name_prefix="answers")
+    pending: dict[Future[Message | None], str] = {}
+    for site, message in messages.items():
+        pushed = next(iter(grid.push_messages([message])), None)
+        if pushed:
+            pending[pool.submit(fetch, grid, pushed, over)] = site
+        else:
+            answers.missing[site] = "the SuperLink did not take the message for it"
+    began = time.monotonic()
+    while pending:
+        left = began + deadline - time.monotonic()
+        done, _ = wait(pending, timeout=max(0.0, min(WATCH, left)), return_when="FIRST_COMPLETED")
+        for future in done:
+            take(answers, pending.pop(future), future)
+        if left <= 0:
+            answers.missing.update(dict.fromkeys(pending.values(), f"it did not answer within {deadline:g} s"))
+            break
+        if not done:
+            now = connections(grid)
+            for future, site in list(pending.items()):
+                if now.get(nodes[site]) != before.get(nodes[site]):
+                    answers.missing[site] = "it was restarted" if nodes[site] in now else "it went offline"
+                    del pending[future]
+    over.set()
+    pool.shutdown(wait=False, cancel_futures=True)
+    return answers
+
+
+def fetch(grid: Grid, message_id: str, over: threading.Event) -> Message | None:
+    """Look for the answer to a message until it is there, or until it is over."""
+    while not over.is_set():
+        for reply in grid.pull_messages([message_id]):
+            return reply
+        over.wait(POLL)
+    return None
+
+
+def take(answers: Answers, site: str, future: "Future[Message | None]") -> None:
+    """Put a fetched answer where it belongs."""
+    error = future.exception()
+    reply = None if error else future.result()
+    if reply is None:
+        answers.missing[site] = f"its answer could not be fetched ({type(error).__name__})"
+    elif reply.has_error():
+        reason = KNOWN.get(reply.error.code) or reply.error.reason or f"it answered with error {reply.error.code}"
+        answers.missing[site] = reason.partition("\n")[0][:200]
+    else:
+        answers.replies[site] = reply.content

@@ -1,0 +1,37 @@
+"""What a method keeps at a site (SCAFFOLD's control, FedCurv's curvature): files, since Flower's `context.state` lives
+in the SuperNode's memory and is gone when it restarts.
+
+The server says which version counts: the one after the last round in which it took the site's update. A round that is
+done again after a restart of the server, or whose update came too late, then starts from where it started before.
+"""
+
+from pathlib import Path
+
+from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
+from fednca.files import explain_write
+from fednca.methods.base import Server, Tensors
+
+
+def load_state(folder: Path, number: int) -> Tensors | None:
+    """Return the state after round `number`; none before the first one, None where it should be there and is not."""
+    path = _path(folder, number)
+    if not number:
+        return {}
+    return load_checkpoint(path).clients.get(0, {}) if path.exists() else None
+
+
+def save_state(folder: Path, number: int, accepted: int, state: Tensors) -> None:
+    """Write the state after round `number` beside the one that it came from, and forget older and disowned ones."""
+    if not state:
+        return
+    with explain_write(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(_path(folder, number), State(number, Server({}), {0: state}))
+    keep = {_path(folder, each).stem for each in (number, accepted)}
+    for path in folder.glob("round-*"):
+        if path.stem not in keep:
+            path.unlink(missing_ok=True)
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"round-{number:06d}.safetensors"

@@ -1,0 +1,71 @@
+"""What leaves a site, and how much of it: the very records that a site would send, for blank images."""
+
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord
+
+from fednca.config import Config
+from fednca.engine.calibrate import score_histograms
+from fednca.errors import FedncaError
+from fednca.flower.checks import blank_shard, rehearse, rehearse_closing
+from fednca.flower.records import count_bytes, to_arrays
+from fednca.flower.site import without_files
+from fednca.methods import create_method
+from fednca.methods.base import Tensors
+from fednca.setup import build_model, cpu_threads
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One kind of thing that a site sends: when, what, how many bytes of numbers, and bytes of the whole record.
+
+    Without sizes it is a few numbers or words.
+    """
+
+    when: str
+    what: str
+    numbers: int | None = None
+    record: int | None = None
+
+
+def what_leaves(config: Config, classes: int) -> list[Sent]:
+    """Return all that a site sends in a run, with the sizes of the real model's records."""
+    config = config.replace(without_files(config))
+    method = create_method(config)
+    if method.centralized:
+        raise FedncaError("method 'centralized' has no federation, so nothing leaves a site; choose a federated one")
+    names = tuple(f"class {number}" for number in range(classes))
+    with cpu_threads(config.threads):
+        model = build_model(config, method, names, pretrained="none")
+        result = rehearse(config, method, model, classes)
+        sums = rehearse_closing(config, method, model, classes) if method.closes else {}
+    every = config.evaluate.every
+    judged = "every round" if every == 1 else f"every {every} rounds and the last"
+    update, shard = result.update, blank_shard(config, classes)
+    histogram = score_histograms(shard.labels[:0], shard.labels[:0], config.calibrate)
+    histograms = {"val": histogram, "test": histogram}
+    found = [
+        Sent("the start", "name of the site, names of its classes, numbers of images for train, val and test"),
+        measured("every round", "weights and buffers of the model after local training", update.weights),
+    ]
+    if update.extra:
+        found.append(measured("every round", f"the method's extra tensors ({method.about.state})", update.extra))
+    found += [
+        Sent("every round", "counts: images, local steps, whether the method's state was lost"),
+        Sent("every round", f"mean of the local loss by term: {', '.join(result.losses)}"),
+    ]
+    if sums:
+        found.append(measured(judged, f"sums of the closing exchange: {', '.join(sums)}", sums))
+    withheld = f"; counts below {config.calibrate.min_count} withheld" if config.calibrate.min_count else ""
+    bins = f"histograms of scores by class for val and test ({config.calibrate.bins} bins{withheld})"
+    return [*found, measured(judged, bins, histograms), Sent("after an error", "its kind, not its text")]
+
+
+def measured(when: str, what: str, tensors: Tensors) -> Sent:
+    """Return tensors as what is sent, with their sizes."""
+    return Sent(when, what, count_bytes(tensors), record_bytes(to_arrays(tensors)))
+
+
+def record_bytes(record: ArrayRecord) -> int:
+    """Return how many bytes the arrays of a record are, with their headers and the layout."""
+    return sum(len(array.data) for array in record.values())

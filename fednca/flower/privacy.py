@@ -1,0 +1,94 @@
+"""Differential privacy with Flower's own parts: its clipping, its noise, its accountant.
+
+What is private is a whole site's influence on the trainable weights. BatchNorm's statistics are averaged as they are,
+never noised, and neither they nor histograms, losses and counts are covered by the epsilon. The noise is the same
+number of standard deviations in both modes: in `central` one site can move the average by clip_norm / sites, in `local`
+any two updates of a site lie at most 2·clip_norm apart.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    SamplingMethod,
+)
+from flwr.serverapp import (
+    PrivacyConfig as AccountantConfig,
+)
+from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_clip_model_update, compute_stdv
+
+from fednca.config import Config
+from fednca.errors import FedncaError
+from fednca.flower.config import PrivacyConfig
+from fednca.methods.base import Method, Tensors
+
+
+def check_private(privacy: PrivacyConfig, config: Config, method: Method) -> None:
+    """Refuse what would send more of a site than the noise covers."""
+    if privacy.mode == "none":
+        return
+    name = config.method.name
+    if method.extra_copies:
+        raise FedncaError(
+            f"method '{name}' uploads {method.about.state} beside the weights, which clipping and noise do not cover; "
+            "use fedavg, fedprox or another method without such uploads, or privacy mode 'none'"
+        )
+    if method.closes:
+        raise FedncaError(
+            f"method '{name}' ends with exact sums over each site's images, which no noise covers; "
+            "use another method, or privacy mode 'none'"
+        )
+    if config.train.weighting != "equal":
+        raise FedncaError(
+            "weighting 'samples' lets a large site move the average by more than the noise is made for; "
+            "set train.weighting to 'equal', or privacy mode to 'none'"
+        )
+
+
+def privatize_update(privacy: PrivacyConfig, start: Tensors, weights: Tensors, trainable: Iterable[str]) -> Tensors:
+    """Return a site's weights with their change clipped and, in mode `local`, noised; buffers stay as they are."""
+    if privacy.mode == "none":
+        return weights
+    names = list(trainable)
+    before, after = ([each[name].detach().cpu().numpy() for name in names] for each in (start, weights))
+    if any((a != b).any() for a, b in zip(before, after, strict=True)):
+        compute_clip_model_update(after, before, privacy.clip_norm)
+    else:  # Flower divides by the norm of the change
+        after = [array.copy() for array in after]
+    if privacy.mode == "local":
+        add_gaussian_noise_inplace(after, privacy.noise_multiplier * 2 * privacy.clip_norm)
+    return weights | {name: torch.from_numpy(array).to(weights[name]) for name, array in zip(names, after, strict=True)}
+
+
+def noise_average(privacy: PrivacyConfig, updates: Sequence[Tensors], trainable: Iterable[str]) -> list[Tensors]:
+    """Return the updates, in mode `central` all with the same noise, which their average then has."""
+    if privacy.mode != "central":
+        return list(updates)
+    names = list(trainable)
+    noise = [torch.zeros_like(updates[0][name]).numpy() for name in names]
+    add_gaussian_noise_inplace(noise, compute_stdv(privacy.noise_multiplier, privacy.clip_norm, len(updates)))
+    drawn = {name: torch.from_numpy(array) for name, array in zip(names, noise, strict=True)}
+    return [weights | {name: weights[name] + each for name, each in drawn.items()} for weights in updates]
+
+
+def epsilon_after(privacy: PrivacyConfig, releases: int) -> float:
+    """Return the epsilon of so many releases, by Flower's accountant of Rényi differential privacy."""
+    if not releases:
+        return 0.0
+    try:
+        from flwr.serverapp import RdpAccountant
+
+        config = AccountantConfig(
+            target_delta=privacy.delta,
+            population_size=1,
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            sampling_method=SamplingMethod.NO_AMPLIFICATION,
+        )
+        accountant = RdpAccountant(config)
+    except ImportError:
+        raise FedncaError("the epsilon of a private run needs dp-accounting; pip install 'fednca[flower]'") from None
+    event = GaussianPrivacyEvent(noise_multiplier=privacy.noise_multiplier, sample_size=1, population_size=1)
+    accountant.compose(event, releases)
+    return accountant.get_epsilon(privacy.delta)

@@ -1,0 +1,212 @@
+"""Whether a federation's folder, or a site's or the server's part of it, is ready: one sentence for all that is not."""
+
+import datetime
+import ipaddress
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fednca.config import read_toml, validate
+from fednca.data.sources import folder as folder_source
+from fednca.errors import FedncaError
+from fednca.flower.classes import join_classes
+from fednca.flower.config import ServerConfig, load_server, load_site
+from fednca.flower.trial import subject_name
+
+Problems = Iterator[str]
+
+
+def find_problems(folder: Path) -> list[str]:
+    """Check the server's folder and the sites' folders that are here."""
+    server = next((path for path in (folder, folder / "server") if (path / "server.toml").is_file()), None)
+    alone = [folder] if (folder / "site.toml").is_file() else []
+    sites = alone or sorted(path.parent for path in folder.glob("sites/*/site.toml"))
+    if server is None and not sites:
+        return [f"'{folder}' holds neither server.toml nor site.toml; name a folder that `fednca flower init` wrote"]
+    problems: list[str] = []
+    if server is not None:
+        problems += [*explained(check_server, server), *explained(check_server_certificate, server)]
+    classes: dict[str, tuple[str, ...]] = {}
+    for site in sites:
+        problems += [*check_site(site, classes), *explained(check_site_keys, site)]
+        problems += [*explained(check_registered, site), *explained(check_same_authority, site)]
+    if server is not None and not problems:
+        problems += explained(lambda server: check_together(load_server(server / "server.toml"), classes), server)
+    return problems
+
+
+def is_insecure(folder: Path) -> bool:
+    """Tell whether the server's part here asks for no encryption."""
+    paths = [path / "flower/config.toml" for path in (folder, folder / "server")]
+    return any(connection(path.parents[1]).get("insecure") is True for path in paths if path.is_file())
+
+
+def explained(check: Callable[[Path], Problems], folder: Path) -> list[str]:
+    """Return a check's sentences; one that cannot go on is a sentence, too."""
+    found: list[str] = []
+    try:
+        found.extend(check(folder))
+    except FedncaError as error:
+        found.append(str(error))
+    return found
+
+
+def check_server(folder: Path) -> Problems:
+    """Check server.toml: that it can be read, and that its run can be federated."""
+    from fednca.flower.server import check_fit
+    from fednca.methods import create_method
+
+    path = folder / "server.toml"
+    try:
+        settings = load_server(path)
+        config = settings.run_config()
+        check_fit(settings, config, create_method(config))
+    except FedncaError as error:
+        yield f"'{path}': {error}"
+
+
+def check_site(folder: Path, classes: dict[str, tuple[str, ...]]) -> list[str]:
+    """Check site.toml, the table of labels, and that all images are there; note the site's classes."""
+    path = folder / "site.toml"
+    try:
+        site = load_site(path)
+        root = Path(site.root)
+        if not root.is_dir():
+            raise FedncaError(f"root '{root}' is not a folder; name the one with labels.csv and the images")
+        options = validate(folder_source.Options, site.options, "options")
+        found = folder_source.load(options, root)
+        for name, labels in zip(found.classes, found.train.labels.T, strict=True):
+            if (labels < 0).all():
+                raise FedncaError(f"no training row has a label for class '{name}'; correct its name, or leave it out")
+    except FedncaError as error:
+        return [f"'{path}': {error}"]
+    classes[site.name] = found.classes
+    return []
+
+
+def check_together(settings: ServerConfig, classes: dict[str, tuple[str, ...]]) -> Problems:
+    """Check that the sites that are here are in the server's list and speak of the same classes."""
+    for name in classes.keys() - set(settings.sites):
+        yield f"site '{name}' is not in the server's list ({', '.join(settings.sites)}); add it there"
+    if classes:
+        join_classes(classes, settings.classes)
+
+
+def check_server_certificate(folder: Path) -> Problems:
+    """Check that the server's certificate is in date, for its host, from the authority, and fits its key."""
+    if is_insecure(folder):
+        return
+    ca = load_certificate(folder / "certificates/ca.crt")
+    path = folder / "certificates/server.crt"
+    certificate = load_certificate(path)
+    yield from check_dates(folder / "certificates/ca.crt", ca)
+    yield from check_dates(path, certificate)
+    used = Path(str(connection(folder).get("root-certificates", "")))
+    if not used.is_file():
+        yield f"'{folder / 'flower/config.toml'}' names '{used}', which is not there; write where ca.crt is now"
+    host = str(connection(folder).get("address", "")).rpartition(":")[0].strip("[]")
+    if not covers(certificate, host):
+        yield f"certificate '{path}' is not for host '{host}'; make a new one that names it (`--host {host}`)"
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        yield f"certificate '{path}' is not from the authority in 'ca.crt' beside it; take both from the same folder"
+    key = folder / "certificates/server.key"
+    yield from check_private(key)
+    if load_key(key).public_key() != certificate.public_key():
+        yield f"key '{key}' does not fit certificate '{path}'; take both from the same folder"
+
+
+def check_site_keys(folder: Path) -> Problems:
+    """Check the authority's certificate and the node's key at a site; a site without both is an insecure one."""
+    ca, key = folder / "ca.crt", folder / "node.key"
+    if not ca.exists() and not key.exists():
+        return
+    yield from check_dates(ca, load_certificate(ca))
+    yield from check_private(key)
+    load_key(key)
+
+
+def check_registered(folder: Path) -> Problems:
+    """Check that a node's private key fits the public one that lies at the server, where both are here."""
+    private, public = folder / "node.key", folder.absolute().parents[1] / "server/nodes" / f"{folder.name}.pub"
+    if not private.is_file() or not public.is_file():
+        return
+    try:
+        known = serialization.load_ssh_public_key(public.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FedncaError(f"public key '{public}' cannot be read ({error}); copy it anew from the site") from None
+    if load_key(private).public_key() != known:
+        yield f"key '{private}' does not fit '{public}'; copy the public key anew from the site, and register it"
+
+
+def check_same_authority(folder: Path) -> Problems:
+    """Check that a site trusts the authority that the server's certificate is from, where both are here."""
+    own, server = folder / "ca.crt", folder.absolute().parents[1] / "server/certificates/ca.crt"
+    if own.is_file() and server.is_file() and load_certificate(own) != load_certificate(server):
+        yield f"certificate '{own}' is not the server's authority; copy it anew from '{server}'"
+
+
+def check_dates(path: Path, certificate: x509.Certificate) -> Problems:
+    """Check that a certificate is valid now."""
+    now = datetime.datetime.now(datetime.UTC)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        yield f"certificate '{path}' expired on {end:%Y-%m-%d %H:%M} UTC; make new ones"
+    if now < begin:
+        yield f"certificate '{path}' is not valid before {begin:%Y-%m-%d %H:%M} UTC; is this machine's clock right?"
+
+
+def check_private(path: Path) -> Problems:
+    """Check that nobody else can read a private key."""
+    if path.is_file() and path.stat().st_mode & 0o077:
+        yield f"key '{path}' can be read by others; run `chmod 600 {path}`"
+
+
+def covers(certificate: x509.Certificate, host: str) -> bool:
+    """Tell whether a certificate names a host or address."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    wanted = subject_name(host)
+    if isinstance(wanted, x509.IPAddress):
+        return ipaddress.ip_address(host) in names.get_values_for_type(x509.IPAddress)
+    return wanted.value in [name.lower() for name in names.get_values_for_type(x509.DNSName)]
+
+
+def connection(folder: Path) -> dict[str, object]:
+    """Return how `flwr` reaches the SuperLink."""
+    found = read_toml(folder / "flower/config.toml").get("superlink", {})
+    chosen = found.get(found.get("default", ""), {})
+    return dict(chosen)
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """Read a certificate."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise FedncaError(f"certificate '{path}' cannot be read ({error.strerror}); copy it anew") from None
+    except ValueError:
+        raise FedncaError(f"'{path}' is not a PEM certificate; copy it anew") from None
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a private key of an elliptic curve, in either of its formats."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FedncaError(f"key '{path}' cannot be read ({error.strerror}); copy it anew") from None
+    load = serialization.load_ssh_private_key if b"OPENSSH" in content[:40] else serialization.load_pem_private_key
+    try:
+        key = load(content, None)
+    except (ValueError, TypeError):
+        raise FedncaError(f"'{path}' is not a private key without password; copy it anew") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedncaError(f"key '{path}' is not one of an elliptic curve; make it with `ssh-keygen -t ecdsa -b 384`")
+    return key

@@ -1,0 +1,155 @@
+"""Which sites are there: every node is asked who it is when it connects, and nobody waits for the answer of one."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+from fednca.errors import FedncaError
+from fednca.flower.classes import check_known
+from fednca.flower.exchange import Answers, fetch, take
+
+LOG = logging.getLogger("flwr.fednca")
+PAUSE = 1.0  # seconds between two looks for sites that are waited for
+RETRY = 60.0  # seconds after which a node that is no site is asked again
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What a site told of itself."""
+
+    name: str
+    node: int
+    classes: tuple[str, ...]
+    images: dict[str, int]  # train, val, test
+
+
+@dataclass(frozen=True)
+class Question:
+    """A node that was asked who it is."""
+
+    since: str  # when the node connected
+    asked: float
+    answer: "Future[Message | None]"
+
+
+class Roster:
+    """The sites that are connected, by name."""
+
+    def __init__(self, grid: Grid, sites: Sequence[str], question: Callable[[], RecordDict], deadline: float) -> None:
+        """Take the names that may take part, what a node is asked with, and how long it may think."""
+        self.grid, self.sites, self.question, self.deadline = grid, sorted(sites), question, deadline
+        self.classes: tuple[str, ...] | None = None  # once they are fixed, who comes later must fit
+        self.present: dict[str, Announced] = {}
+        self.refused: dict[str, str] = {}  # why a site that is connected cannot take part
+        self._questions: dict[int, Question] = {}
+        self._open: set[int] = set()  # nodes whose answer has not been looked at
+        self._over = threading.Event()
+
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        self._over.set()
+
+    def absent(self, names: Iterable[str]) -> dict[str, str]:
+        """Say of each of the names that cannot take part why."""
+        return {name: self.refused.get(name, "it is not connected") for name in names if name not in self.present}
+
+    def forget(self, name: str) -> None:
+        """Ask a site anew at the next look: what it told is no longer so."""
+        if name in self.present:
+            self._questions.pop(self.present.pop(name).node, None)
+
+    def wait_for(self, names: Iterable[str], enough: int, seconds: float) -> None:
+        """Look for sites until `enough` of the names are there or the time is over."""
+        wanted, began = set(names), time.monotonic()
+        self.look()
+        while len(wanted & self.present.keys()) < enough and time.monotonic() - began < seconds:
+            answers = [self._questions[node].answer for node in self._open]
+            if not answers or not wait(answers, timeout=PAUSE, return_when="FIRST_COMPLETED").done:
+                time.sleep(PAUSE)
+            self.look()
+
+    def look(self) -> None:
+        """Drop the sites that are gone or restarted, hear the nodes that have answered, and ask those that are new."""
+        nodes = {node.node_id: node for node in self.grid.get_nodes()}
+        for name, site in list(self.present.items()):
+            node = nodes.get(site.node)
+            if node is None or node.last_activated_at != self._questions[site.node].since:
+                LOG.warning("site '%s' %s", name, "went offline" if node is None else "was restarted")
+                self.forget(name)
+        for node in nodes.values():
+            if self._is_due(node):
+                self._ask(node)
+        for number in [number for number in self._open if self._questions[number].answer.done()]:
+            self._open.remove(number)
+            if number in nodes:
+                self._hear(nodes[number], self._questions[number].answer)
+
+    def _is_due(self, node: NodeInfo) -> bool:
+        question = self._questions.get(node.node_id)
+        if question is None or question.since != node.last_activated_at:
+            return True
+        is_site = any(site.node == node.node_id for site in self.present.values())
+        return not is_site and question.answer.done() and time.monotonic() - question.asked > RETRY
+
+    def _ask(self, node: NodeInfo) -> None:
+        message = Message(self.question(), node.node_id, MessageType.QUERY, ttl=self.deadline)
+        pushed = next(iter(self.grid.push_messages([message])), None)
+        if not pushed:
+            return
+        pool = ThreadPoolExecutor(1, thread_name_prefix="question")
+        answer = pool.submit(fetch, self.grid, pushed, self._over)
+        pool.shutdown(wait=False)
+        self._questions[node.node_id] = Question(node.last_activated_at, time.monotonic(), answer)
+        self._open.add(node.node_id)
+
+    def _hear(self, node: NodeInfo, answer: "Future[Message | None]") -> None:
+        who, answers = f"node {node.node_id}", Answers()
+        take(answers, who, answer)
+        try:
+            if who in answers.missing:
+                raise FedncaError(answers.missing[who])
+            site = read_site(answers.replies[who], node.node_id)
+        except FedncaError as error:
+            LOG.warning("%s did not say which site it is: %s", who, error)
+            return
+        try:
+            self._check(site, node.name)
+        except FedncaError as error:
+            LOG.warning("%s is refused: %s", who, error)
+            self.refused |= {} if site.name in self.present else {site.name: str(error)}
+            return
+        self.refused.pop(site.name, None)
+        self.present[site.name] = site
+        LOG.info("site '%s' is there with classes %s and images %s", site.name, ", ".join(site.classes), site.images)
+
+    def _check(self, site: Announced, registered: str) -> None:
+        if site.name not in self.sites:
+            raise FedncaError(f"site '{site.name}' is not in the server's list ({', '.join(self.sites)})")
+        if registered and registered != site.name:
+            raise FedncaError(f"the node registered as '{registered}' says that it is site '{site.name}'")
+        if site.name in self.present:
+            raise FedncaError(f"site '{site.name}' is there already, as node {self.present[site.name].node}")
+        if site.images["train"] < 2:
+            raise FedncaError(f"site '{site.name}' has {site.images['train']} training images; it needs two or more")
+        if self.classes is not None:
+            check_known(site.name, site.classes, self.classes)
+
+
+def read_site(content: RecordDict, node: int) -> Announced:
+    """Read what a node told of itself."""
+    try:
+        record = content.config_records["site"]
+        name, classes, *counts = (record[key] for key in ("name", "classes", "train", "val", "test"))
+    except KeyError as error:
+        raise FedncaError(f"its answer has no {error}") from None
+    if not isinstance(name, str) or not isinstance(classes, list) or not all(isinstance(each, int) for each in counts):
+        raise FedncaError("its answer is not a name, classes and numbers of images")
+    images = dict(zip(("train", "val", "test"), map(int, counts), strict=True))  # type: ignore[arg-type]
+    return Announced(name, node, tuple(map(str, classes)), images)

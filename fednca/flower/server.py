@@ -1,0 +1,191 @@
+"""The server's side of a run: it starts or goes on, plays the rounds, and writes a run folder that `Run` reads."""
+
+import json
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from fednca.config import Config, build_config, read_toml
+from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
+from fednca.engine.loop import Record
+from fednca.errors import FedncaError, RunFailedError
+from fednca.files import append_line, explain_write, write_atomic
+from fednca.flower.classes import join_classes
+from fednca.flower.config import ServerConfig
+from fednca.flower.ledger import Ledger
+from fednca.flower.privacy import check_private, epsilon_after
+from fednca.flower.roster import Roster
+from fednca.flower.rounds import Coordinator, Judged, play_round
+from fednca.flower.site import simulated_names
+from fednca.flower.tasks import TASK, Task
+from fednca.methods import create_method
+from fednca.methods.base import Method, Server
+from fednca.runfiles import environment, locked, read_history, read_json, truncate_history
+from fednca.runs import select_rounds
+from fednca.setup import build_model, cpu_threads
+
+LOG = logging.getLogger("flwr.fednca")
+
+
+def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
+    """Run a federation from its beginning or, with `resume`, from its last finished round; return its folder."""
+    folder = Path(settings.out)
+    begun = resume and (folder / "last.safetensors").exists()
+    if begun and (folder / "results.json").exists():
+        LOG.info("the run in '%s' is finished already", folder)
+        return folder
+    config = kept_config(folder, settings) if begun else settings.run_config()
+    method = create_method(config)
+    check_fit(settings, config, method)
+    if not resume and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise FedncaError(f"'{folder}' holds a run already; go on with resume=true, or give another `out`")
+    with explain_write(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder), cpu_threads(config.threads):
+        job, state = go_on(grid, settings, config, method) if begun else begin(grid, settings, config, method)
+        try:
+            play(job, state)
+        except RunFailedError as error:
+            raise RunFailedError(f"{error} (what was finished is in '{folder}')") from error
+        finally:
+            job.roster.close()
+    return folder
+
+
+def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
+    """Refuse a run that cannot be federated as configured."""
+    if method.centralized:
+        raise FedncaError("method 'centralized' has no federation; choose a federated one, or run it with `fednca run`")
+    check_private(settings.privacy, config, method)
+    if settings.privacy.mode != "none":
+        epsilon_after(settings.privacy, 1)  # before the first round: is the accountant there?
+
+
+def begin(grid: Grid, settings: ServerConfig, config: Config, method: Method) -> tuple[Coordinator, State]:
+    """Wait for the sites, agree on classes, and write what the run is before its first round."""
+    folder, run = Path(settings.out), secrets.token_hex(8)
+    sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
+    roster = gather(grid, settings, config, run, sites)
+    joined = join_classes({name: roster.present[name].classes for name in sorted(roster.present)}, settings.classes)
+    roster.classes = joined
+    model = build_model(config, method, joined, pretrained=config.model.pretrained)
+    options = {"method.options": method.hyper}
+    if config.method.learner is not None:
+        options["method.learner_options"] = method.learner.hyper
+    config = config.replace({path: own.model_dump(mode="json", exclude_none=True) for path, own in options.items()})
+    facts = environment() | {"classes": joined, "note": method.learner.note, "unreadable": []}
+    facts |= {"run": run, "sites": roster.sites}
+    (folder / "history.jsonl").unlink(missing_ok=True)  # of a start that was killed
+    write_atomic(folder / "config.toml", config.to_toml().encode())
+    write_atomic(folder / "environment.json", json.dumps(facts, indent=1).encode())
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
+    state = State(0, Server(weights, method.start_server(trainable)))
+    save_checkpoint(folder / "last.safetensors", state)
+    ledger = Ledger(folder / "privacy.json", settings.privacy)
+    return Coordinator(grid, settings, config, method, model, joined, run, roster, ledger, folder), state
+
+
+def go_on(grid: Grid, settings: ServerConfig, config: Config, method: Method) -> tuple[Coordinator, State]:
+    """Take up a run where its last checkpoint left it, with the classes and client numbers it began with."""
+    folder = Path(settings.out)
+    facts = read_json(folder / "environment.json")
+    sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
+    if sorted(sites) != facts["sites"]:
+        raise FedncaError(f"the run in '{folder}' has sites {', '.join(facts['sites'])}; a changed list is a new run")
+    state = load_checkpoint(folder / "last.safetensors")
+    truncate_history(folder / "history.jsonl", state.round)
+    settle_best(folder, state)
+    joined = tuple(facts["classes"])
+    roster = gather(grid, settings, config, facts["run"], sites, joined)
+    model = build_model(config, method, joined, pretrained="none")
+    ledger = Ledger(folder / "privacy.json", settings.privacy)
+    LOG.info("going on after round %s of %s", state.round, config.train.rounds)
+    return Coordinator(grid, settings, config, method, model, joined, facts["run"], roster, ledger, folder), state
+
+
+def kept_config(folder: Path, settings: ServerConfig) -> Config:
+    """Return the config that a run began with; what server.toml says of it otherwise by now does not count."""
+    kept = build_config(read_toml(folder / "config.toml"))
+    if kept.train != settings.run_config().train:
+        LOG.warning("the run in '%s' goes on as it began; its config.toml counts, not the changed one", folder)
+    return kept
+
+
+def gather(
+    grid: Grid,
+    settings: ServerConfig,
+    config: Config,
+    run: str,
+    sites: list[str],
+    classes: tuple[str, ...] | None = None,
+) -> Roster:
+    """Wait until all sites are there, or as long as configured, and refuse to start with too few."""
+    question = RecordDict({TASK: Task(config, run).to_record()})
+    roster = Roster(grid, sites, lambda: question, settings.deadline)
+    roster.classes = classes if settings.classes is None else tuple(settings.classes)
+    roster.wait_for(sites, len(sites), settings.wait)
+    absent = roster.absent(sites)
+    for name, reason in absent.items():
+        LOG.warning("site '%s' is missing at the start: %s", name, reason)
+    if len(sites) - len(absent) < settings.min_sites:
+        roster.close()
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+        raise RunFailedError(
+            f"{len(sites) - len(absent)} of at least {settings.min_sites} sites are there after {settings.wait:g} s "
+            f"({reasons}); start them, and run again"
+        )
+    return roster
+
+
+def play(job: Coordinator, state: State) -> None:
+    """Play the rounds that are left, keeping history and checkpoints, and write the results."""
+    while state.round < job.config.train.rounds:
+        if job.ledger.is_spent():
+            LOG.warning("the run ends after round %s: another one would exceed max_epsilon", state.round)
+            break
+        before = state.best
+        state, record, judged = play_round(job, state)
+        keep(job.folder, state, record, judged if state.best != before else None)
+    finish(job, state)
+
+
+def keep(folder: Path, state: State, record: Record, best: Judged | None) -> None:
+    """Write a round: history, then the best model aside, then `last`, which decides, then the best for good."""
+    append_line(folder / "history.jsonl", json.dumps(record))
+    if best is not None:
+        chosen = State(state.round, Server(best.server.weights), best=state.best, thresholds=best.thresholds)
+        save_checkpoint(folder / "next.safetensors", chosen)
+    save_checkpoint(folder / "last.safetensors", state)
+    settle_best(folder, state)
+
+
+def settle_best(folder: Path, state: State) -> None:
+    """Take the model aside as the best one if the last checkpoint knows of it; a lost round's model is dropped."""
+    aside = folder / "next.safetensors"
+    if not aside.exists():
+        return
+    known = state.best is not None and load_checkpoint(aside).round == state.best.round
+    for suffix in (".safetensors", ".json"):
+        path = aside.with_suffix(suffix)
+        if known and path.exists():
+            path.replace(folder / f"best{suffix}")
+        path.unlink(missing_ok=True)
+
+
+def finish(job: Coordinator, state: State) -> None:
+    """Write the model to use, and the results at the rounds chosen as in every run, pooled and by site."""
+    final = state if state.best is None else load_checkpoint(job.folder / "best.safetensors")
+    to_use = State(final.round, Server(final.server.weights), best=state.best, thresholds=final.thresholds)
+    save_checkpoint(job.folder / "final.safetensors", to_use)
+    history = read_history(job.folder / "history.jsonl")
+    results: dict[str, Any] = select_rounds(history, job.config)
+    for chosen in results.values():
+        record = history[chosen["round"] - 1]
+        chosen |= {key: record[key] for key in ("calibrated", "by_site")} | job.ledger.record()
+    write_atomic(job.folder / "results.json", json.dumps(results, indent=1).encode())
+    LOG.info("the run is finished; its folder is '%s'", job.folder)

@@ -1,0 +1,132 @@
+"""A site's own images: the folder that its site.toml names or, in a simulation, its part of the config's partition."""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fednca.config import Config, build_config
+from fednca.data.federation import Federation, hold_out
+from fednca.data.types import Split
+from fednca.engine.batches import Shard
+from fednca.errors import FedncaError
+from fednca.flower.classes import to_joint
+from fednca.flower.config import SiteConfig, load_site
+from fednca.flower.tasks import Task
+from fednca.methods import method_class
+from fednca.setup import build_store, federate, load_dataset
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Images for one purpose: rows of a split, and labels (n, c) in the site's own classes."""
+
+    split: Split
+    rows: NDArray[np.intp]
+    labels: NDArray[np.int8]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What a site has: images for train, val and test, and the config as the site executes it."""
+
+    name: str
+    config: Config
+    classes: tuple[str, ...]
+    parts: dict[str, Part]
+    state: Path  # where the method's state stays
+
+    def shard(self, part: str, classes: tuple[str, ...], device: torch.device) -> Shard:
+        """Return the images of a part with their labels in the federation's classes."""
+        own = self.parts[part]
+        store = build_store(self.config, own.split.images, device)
+        return Shard.build(store, own.rows, to_joint(own.labels, self.classes, classes))
+
+
+def open_site(context: Context, task: Task) -> Site:
+    """Find out which site this node is, and open its images."""
+    if "site" in context.node_config:
+        return open_folder(load_site(Path(str(context.node_config["site"]))), task)
+    if "partition-id" in context.node_config:
+        return open_partition(int(context.node_config["partition-id"]), task)
+    raise FedncaError("this SuperNode is no site; start it with --node-config 'site=\"/path/to/site.toml\"'")
+
+
+def open_folder(settings: SiteConfig, task: Task) -> Site:
+    """Open a folder of images with a table of labels; nothing of the server's config can name a file of the site."""
+    config = site_config(settings, task.config)
+    dataset = load_dataset(config)
+    train, val = dataset.train, dataset.val
+    if val is None:
+        rows, held_out = hold_out(train, settings.val_fraction, int(settings.options.get("seed", 0)))
+        parts = {"train": _part(train, rows), "val": _part(train, held_out)}
+    else:
+        parts = {"train": _part(train), "val": _part(val)}
+    parts["test"] = _part(dataset.test)
+    return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / task.run)
+
+
+def site_config(settings: SiteConfig, config: Config) -> Config:
+    """Return the server's config with what a site decides itself."""
+    return config.replace(
+        {
+            "data.name": "folder",
+            "data.root": settings.root,
+            "data.options": settings.options,
+            "data.on_corrupt": settings.on_corrupt,
+            "data.cache": settings.cache,
+            "device": settings.device,
+            "threads": settings.threads or config.threads,
+            **without_files(config),
+        }
+    )
+
+
+def without_files(config: Config) -> dict[str, object]:
+    """Return changes by which no method reads a text table: the server sends the one it has read."""
+    chosen = config.method
+    return {
+        f"method.{options}": getattr(chosen, options) | {"text": "random"}
+        for name, options in ((chosen.name, "options"), (chosen.learner, "learner_options"))
+        if name is not None and "text" in method_class(name).Hyper.model_fields
+    }
+
+
+def open_partition(client: int, task: Task) -> Site:
+    """Open one client of the config's own partition; the test images are dealt out one by one."""
+    federation = _federate(task.config.model_dump_json())
+    clients = len(federation.train.partition.clients)
+    if client >= clients:
+        raise FedncaError(f"there is no client {client} in a partition of {clients}; start as many nodes as clients")
+    test = federation.dataset.test
+    parts = {
+        "train": Part(federation.train.split, *federation.train.client(client)),
+        "val": Part(federation.val.split, *federation.val.client(client)),
+        "test": _part(test, np.arange(client, len(test), clients)),
+    }
+    name = simulated_names(clients)[client]
+    return Site(name, task.config, federation.dataset.classes, parts, Path(task.folder) / name)
+
+
+def simulated_names(clients: int) -> list[str]:
+    """Name the clients of a simulation so that the order of names is theirs.
+
+    >>> simulated_names(2)
+    ['client-0000', 'client-0001']
+    """
+    return [f"client-{client:04d}" for client in range(clients)]
+
+
+def _part(split: Split, rows: NDArray[np.intp] | None = None) -> Part:
+    rows = np.arange(len(split)) if rows is None else rows
+    return Part(split, rows, split.labels[rows])
+
+
+@lru_cache(maxsize=1)  # a worker of a simulation plays many clients of the same federation
+def _federate(config: str) -> Federation:
+    return federate(build_config(json.loads(config)))

@@ -1,0 +1,224 @@
+"""Writes all that a trial federation needs: an authority, certificates, node keys, configs, the app, the commands.
+
+The private keys of all sites are made in one place here, which a trial may do; in earnest a site makes its own.
+"""
+
+import datetime
+import ipaddress
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fednca.config import load_config, validate
+from fednca.errors import FedncaError
+from fednca.files import explain_write
+from fednca.flower.app import write_app
+from fednca.flower.config import ServerConfig, SiteConfig
+from fednca.flower.instructions import commands_page
+
+CURVE = ec.SECP384R1
+LOOPBACK = ("localhost", "127.0.0.1")  # the server's own processes connect through them
+CLOCKS_DIFFER = datetime.timedelta(hours=1)
+LONGEST = 3650  # days
+
+SERVER = """# The server of this federation; paths are meant from this file's folder.
+config = {config} # preset or TOML file that says what is trained, and how
+sites = {sites} # all that may take part, also those that come later
+out = "run" # folder of the run: history, checkpoints, results
+min_sites = {min_sites} # fewest sites whose updates make a round
+wait = 600.0 # seconds to wait for sites at the start
+deadline = 3600.0 # seconds a site has for its part of a round
+
+[overrides.train] # changes of what `config` says, in its own sections
+rounds = {rounds}
+"""
+SITE = """# This site; paths are meant from this file's folder.
+name = {name} # as in the server's list
+root = "data" # CHANGE: folder of labels.csv (columns: image, then 0 or 1 for each class) and of the images
+val_fraction = 0.1 # share held out for validation where the table has no such rows
+device = "auto"
+
+[options] # how the table is read, as listed by `fednca datasets folder`
+"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a trial federation is made from."""
+
+    folder: Path
+    sites: Sequence[str]
+    hosts: Sequence[str] = LOOPBACK
+    port: int = 8000
+    days: int = 30
+    config: str = "demo"
+    insecure: bool = False
+
+    @property
+    def host(self) -> str:
+        """The address by which the sites reach the server."""
+        return self.hosts[0]
+
+
+def write_trial(trial: Trial) -> Path:
+    """Write the whole folder of a federation, where there is none yet."""
+    check_trial(trial)
+    folder, server = trial.folder, trial.folder / "server"
+    with explain_write(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FedncaError(f"'{folder}' holds something already, which is never overwritten; name a new folder")
+        write_server(trial, server)
+        for name in trial.sites:
+            write_new(folder / "sites" / name / "site.toml", SITE.format(name=json.dumps(name)).encode())
+        if not trial.insecure:
+            write_certificates(trial)
+            for name in trial.sites:
+                write_node_key(folder / "sites" / name / "node.key", server / "nodes" / f"{name}.pub")
+        page = commands_page(trial.sites, trial.host, trial.port, insecure=trial.insecure)
+        write_new(folder / "COMMANDS.md", page.encode())
+    return folder
+
+
+def check_trial(trial: Trial) -> None:
+    """Refuse what would become a federation that cannot start."""
+    if not 1 <= trial.days <= LONGEST:
+        raise FedncaError(f"--days is {trial.days}; give 1 to {LONGEST}")
+    if not 1 <= trial.port <= 65535:
+        raise FedncaError(f"--port is {trial.port}; give 1 to 65535")
+    if len({name.casefold() for name in trial.sites}) < len(trial.sites):
+        raise FedncaError(f"--sites {' '.join(map(quote, trial.sites))} names a folder twice; name each site once")
+    for name in trial.sites:
+        validate(SiteConfig, {"name": name})
+    for host in trial.hosts:
+        subject_name(host)
+
+
+def write_server(trial: Trial, folder: Path) -> None:
+    """Write server.toml, the app, and the file by which `flwr` finds the SuperLink."""
+    config, wanted = load_config(trial.config), trial.config
+    if trial.config.endswith(".toml"):
+        wanted = "run.toml"
+        write_new(folder / wanted, config.to_toml().encode())
+    text = SERVER.format(
+        config=json.dumps(wanted),
+        sites=json.dumps(list(trial.sites)),
+        min_sites=min(ServerConfig.model_fields["min_sites"].default, len(trial.sites)),
+        rounds=config.train.rounds,
+    )
+    write_new(folder / "server.toml", text.encode())
+    write_app(folder / "app")
+    authority = json.dumps(str((folder / "certificates/ca.crt").absolute()))  # Flower takes no relative path
+    safety = "insecure = true" if trial.insecure else f"root-certificates = {authority}"
+    address = f"[{trial.host}]" if ":" in trial.host else trial.host
+    connection = f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\naddress = "{address}:{trial.port}"\n{safety}\n'
+    write_new(folder / "flower/config.toml", connection.encode())
+
+
+def write_certificates(trial: Trial) -> None:
+    """Write an authority of the trial's own and the server's certificate; every site gets the authority's."""
+    now = datetime.datetime.now(datetime.UTC)
+    ca_key, key = ec.generate_private_key(CURVE()), ec.generate_private_key(CURVE())
+    ca = make_authority(ca_key, now, trial.days)
+    hosts = list(dict.fromkeys([*trial.hosts, *LOOPBACK]))
+    certificate = make_certificate(hosts, key.public_key(), ca, ca_key, now, trial.days)
+    folder = trial.folder / "server/certificates"
+    for name in trial.sites:
+        write_new(trial.folder / "sites" / name / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+    write_new(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+    write_new(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    write_new(folder / "server.key", private_bytes(key, serialization.PrivateFormat.PKCS8), private=True)
+    write_new(trial.folder / "authority/ca.key", private_bytes(ca_key, serialization.PrivateFormat.PKCS8), private=True)
+
+
+def make_authority(key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int) -> x509.Certificate:
+    """Make the certificate of an authority that may sign certificates of servers, and nothing below them."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fednca trial authority")])
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    return (
+        _builder(name, name, key.public_key(), now, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def make_certificate(
+    hosts: Sequence[str],
+    key: ec.EllipticCurvePublicKey,
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime.datetime,
+    days: int,
+) -> x509.Certificate:
+    """Make a server's certificate for host names and addresses."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fednca trial server")])
+    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+    return (
+        _builder(name, ca.subject, key, now, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([subject_name(host) for host in hosts]), critical=False)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+
+
+def subject_name(host: str) -> x509.DNSName | x509.IPAddress:
+    """Return a host name or address as certificates write it."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not host.isascii() or not all(host.split(".")) or not all(c.isalnum() or c in ".-" for c in host):
+        raise FedncaError(f"host '{host}' is neither a host name nor an IP address; give it without port and slashes")
+    return x509.DNSName(host.lower())
+
+
+def write_node_key(private: Path, public: Path) -> None:
+    """Write a node's key pair, as `ssh-keygen -t ecdsa -b 384` would."""
+    key = ec.generate_private_key(CURVE())
+    write_new(private, private_bytes(key, serialization.PrivateFormat.OpenSSH), private=True)
+    form = serialization.PublicFormat.OpenSSH
+    write_new(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, form) + b"\n")
+
+
+def private_bytes(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    """Return a private key as text, without a password."""
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file that must not be there yet; a private one is nobody else's to read from its first byte on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _refuse_old(path):
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    with os.fdopen(number, "wb") as file:
+        file.write(content)
+
+
+@contextmanager
+def _refuse_old(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise FedncaError(f"'{path}' exists already and is not overwritten; name a new folder") from None
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int
+) -> x509.CertificateBuilder:
+    """Begin a certificate that is valid from now on; clocks that are late by less than an hour accept it, too."""
+    end = now + datetime.timedelta(days=days)
+    number = x509.random_serial_number()
+    builder = x509.CertificateBuilder(issuer, subject, key, number, now - CLOCKS_DIFFER, end)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)

@@ -1,0 +1,96 @@
+"""Tensors as Flower's records: nothing changes on the way, and what is no tensor does not get in."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fednca.errors import FedncaError
+from fednca.flower.records import count_bytes, from_arrays, to_arrays
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
+SHAPES = st.lists(st.integers(0, 4), max_size=4)
+
+
+@given(st.dictionaries(st.text(max_size=8), st.tuples(st.sampled_from(DTYPES), SHAPES), max_size=6))
+def test_every_tensor_arrives_as_it_was_sent(kinds):
+    sent = {name: (torch.rand(shape) * 100).to(dtype) for name, (dtype, shape) in kinds.items()}
+    found = from_arrays(to_arrays(sent))
+    assert found.keys() == sent.keys()
+    for name, tensor in sent.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+    assert count_bytes(sent) == sum(tensor.numpy().nbytes for tensor in sent.values())
+
+
+def test_tensors_of_any_memory_layout_arrive_and_can_be_changed():
+    images = torch.rand(2, 3, 4, 5)
+    sent = {"last": images.to(memory_format=torch.channels_last), "turned": images.transpose(0, 3), "whole": images}
+    found = from_arrays(to_arrays(sent))
+    for name, tensor in sent.items():
+        assert torch.equal(found[name], tensor)
+        found[name].zero_()
+    assert images.min() > 0
+
+
+def test_a_record_has_few_arrays_however_many_tensors_there_are():
+    assert len(to_arrays({str(number): torch.zeros(2) for number in range(200)})) == 2
+
+
+def vector(numbers):
+    return Array(np.asarray(numbers))
+
+
+def text(content):
+    return Array(np.frombuffer(json.dumps(content).encode(), np.uint8))
+
+
+def raw(data):
+    return Array("float32", (1,), "numpy.ndarray", data)
+
+
+def pickled():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{}], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+def archive():
+    buffer = io.BytesIO()
+    np.savez(buffer, np.zeros(3))
+    return buffer.getvalue()
+
+
+THREE = vector(np.zeros(3, np.float32))
+BROKEN = {
+    "nothing": {},
+    "no layout": {"float32": THREE},
+    "pickle": {"layout": raw(pickled())},
+    "archive": {"layout": raw(archive())},
+    "no array": {"layout": raw(b"\x93NUMPY")},
+    "empty": {"layout": raw(b"")},
+    "no JSON": {"layout": vector(np.zeros(3, np.uint8))},
+    "no list": {"layout": text(7)},
+    "deep": {"layout": Array(np.frombuffer(b"[" * 100_000, np.uint8))},
+    "too few numbers": {"layout": text([["w", "float32", [4]]]), "float32": THREE},
+    "too many numbers": {"layout": text([["w", "float32", [2]]]), "float32": THREE},
+    "numbers without names": {"layout": text([]), "float32": THREE},
+    "a name twice": {"layout": text([["w", "float32", [1]], ["w", "float32", [2]]]), "float32": THREE},
+    "a negative side": {"layout": text([["w", "float32", [-3, -1]]]), "float32": THREE},
+    "half a side": {"layout": text([["w", "float32", [1.5, 2]]]), "float32": THREE},
+    "another dtype": {"layout": text([["w", "int64", [3]]]), "float32": THREE},
+    "texts": {"layout": text([["w", "float32", [1]]]), "float32": vector(["x"])},
+    "a matrix": {"layout": text([["w", "float32", [3]]]), "float32": vector(np.zeros((1, 3), np.float32))},
+    "another byte order": {"layout": text([["w", "float32", [3]]]), "float32": vector(np.zeros(3, ">f4"))},
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_is_no_record_of_tensors_is_refused_with_a_sentence(kind):
+    with pytest.raises(FedncaError, match="cannot be read as tensors"):
+        from_arrays(ArrayRecord(BROKEN[kind]))
