@@ -1,8 +1,12 @@
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+
+# Ctrl-C reaches the processes that tests start, also where whoever started the tests ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread: the networks of the tests are too small to share, and a loaded machine would make them wait.
 torch.set_num_threads(1)
