@@ -130,11 +130,12 @@ def _impatient_hub() -> Iterator[None]:
 def _find_file(name: str, path: Path) -> Path:
     """Return the weight file that a path names, be it the file or its folder."""
     if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.name.startswith(name) and p.suffix in _SUFFIXES)
+        stem = name.partition(".")[0]  # without the tag of the published weights
+        found = sorted(p for p in path.iterdir() if p.name.startswith(stem) and p.suffix in _SUFFIXES)
         if len(found) != 1:
             names = ", ".join(p.name for p in found) or "none"
             raise FedncaError(
-                f"folder '{path}' must hold one {' or '.join(_SUFFIXES)} file whose name starts with '{name}' "
+                f"folder '{path}' must hold one {' or '.join(_SUFFIXES)} file whose name starts with '{stem}' "
                 f"(found: {names}); name the file itself"
             )
         return found[0]
