@@ -15,6 +15,7 @@ from fednca.methods.base import Local, Method, Server, Tensors, Update
 from fednca.randomness import seeded, torch_rng
 
 OPTIMIZER = "optimizer."  # prefix of a kept optimiser's tensors in a client's state
+FINISH_BATCH = 128  # images at once in what a method does after the last step; samples do not mix there
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,19 @@ def local_update(
             terms = train_step(method, local, optimizer, images, labels, config)
             for name, term in terms.items():
                 totals[name] = totals.get(name, 0) + term.detach() * len(images)
-    extra = method.finish(local, shard.batches(config.batch_size))
+    extra = finish(method, local, shard, config)
     if method.centralized:
         local.state |= dump_optimizer(optimizer, local)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     update = Update(local.client, weights, extra, len(shard), local.steps)
     seen = len(shard) * config.local_epochs
     return Result(update, local.state, {name: float(total) / seen for name, total in totals.items()})
+
+
+def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> Tensors:
+    """Let the method finish a client's update and return what it uploads beside the weights."""
+    with autocast(next(local.model.parameters()).device, config):
+        return method.finish(local, shard.batches(FINISH_BATCH))
 
 
 def train_step(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fednca.engine.augment import draw
 from fednca.engine.batches import ImageStore, Shard, batch_bounds
-from fednca.engine.eager import EagerEngine, Result
+from fednca.engine.eager import EagerEngine, Result, finish
 from fednca.engine.lanes import Lane
 from fednca.engine.slots import Common, Feed, Judge, Slot, copy_all
 from fednca.methods.base import Local, Server, Tensors, Update
@@ -170,7 +170,7 @@ class GraphEngine:
             steps=len(task.feed.sizes),
         )
         vars(local).update(global_model=self.common.frozen)  # Local would make a copy
-        extra = self.method.finish(local, shard.batches(config.batch_size))
+        extra = finish(self.method, local, shard, config)
         if not self.keep_states:
             local.state = {name: tensor.cpu() for name, tensor in local.state.items()}
         update = Update(task.client, task.weights, extra, len(shard), local.steps)

@@ -15,6 +15,7 @@ from fednca.engine.batches import Shard
 from fednca.engine.calibrate import pick_thresholds, score_histograms
 from fednca.engine.checkpoint import Best, State
 from fednca.engine.eager import Result
+from fednca.engine.evaluate import autocast
 from fednca.errors import RunFailedError
 from fednca.methods.base import Method, Server, Tensors
 from fednca.metrics import multilabel_metrics
@@ -197,6 +198,6 @@ def close(job: Job, server: Server) -> Server:
     for shard in job.train:
         job.model.load_state_dict(server.weights)
         job.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), autocast(job.test.rows.device, job.config.train):
             sums.append(job.method.close_client(job.model, shard.batches(job.config.evaluate.batch_size)))
     return job.method.close_server(server, sums)

@@ -9,21 +9,13 @@ local loss, with the true labels, in evaluation mode. Where that loss is a mean 
 1/C², so the same λ weighs less the more classes there are.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fednca.methods.base import About, Batches, Local, Method, Server, Tensors, Update, average
+from fednca.fisher import fisher_diagonal
+from fednca.methods.base import About, Batches, Local, Server, Tensors, Update, average
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
 from fednca.packed import flat
-
-HELD = 1 << 26  # numbers in the per-sample gradients held at once, each gradient as large as the model
-MOST = 32  # samples at once, however small the model
 
 
 class FedCurvHyper(FedAvgHyper):
@@ -83,56 +75,6 @@ class FedCurv(FedAvg):
         """Average the weights, and keep each client's last upload."""
         uploads = {f"{update.client}/{name}": each for update in updates for name, each in update.extra.items()}
         return Server(super().aggregate(server, updates, shares).weights, server.state | uploads)
-
-
-class LocalLoss(nn.Module):
-    """A learner's loss as a module, which `functional_call` can evaluate at other weights."""
-
-    def __init__(self, learner: Method, local: Local) -> None:
-        """Take the learner and the client whose model it trains."""
-        super().__init__()
-        self.learner, self.local, self.model = learner, local, local.model
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the loss's terms."""
-        terms = self.learner.losses(self.model, images, labels, self.local)
-        return torch.stack(list(terms.values())).sum()
-
-
-def fisher_diagonal(learner: Method, local: Local, batches: Batches) -> Tensors:
-    """Return the mean over samples of the squared per-sample gradients of the learner's loss, by name of weight."""
-    local.model.eval()  # BatchNorm would mix the samples
-    loss = LocalLoss(learner, local)
-    weights = {name: weight.detach() for name, weight in local.weights.items()}
-
-    def loss_of_one(weights: Tensors, image: Tensor, label: Tensor) -> Tensor:
-        named = {f"model.{name}": weight for name, weight in weights.items()}
-        value: Tensor = functional_call(loss, named, (image[None], label[None]))
-        return value
-
-    gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-    totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    samples = 0
-    at_once = min(MOST, max(1, HELD // sum(weight.numel() for weight in weights.values())))
-    with plain_attention():
-        for images, labels in batches:
-            for chunk in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
-                for name, each in gradients(weights, *chunk).items():
-                    totals[name] += each.square().sum(0)
-            samples += len(images)
-    return {name: total / samples for name, total in totals.items()}
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Keep attention to elementary operations, since its fused kernels cannot be mapped over samples."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 METHOD = FedCurv

@@ -5,10 +5,11 @@ import torch
 from helpers import LeastSquares, tiny
 from torch import nn
 
-import fednca.methods.fedcurv
+import fednca.fisher
+from fednca.fisher import fisher_diagonal, layers_tell
 from fednca.methods.base import Local, Server, Task, Update
 from fednca.methods.fedavg import FedAvg
-from fednca.methods.fedcurv import FedCurv, FedCurvHyper, fisher_diagonal
+from fednca.methods.fedcurv import FedCurv, FedCurvHyper
 from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
 from fednca.models import Classifier, build_backbone
 from fednca.runs import train
@@ -38,7 +39,7 @@ LEARNERS = [
 
 @pytest.mark.parametrize("learner", LEARNERS, ids=["fedavg", "paper", "queries", "released"])
 def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypatch):
-    monkeypatch.setattr(fednca.methods.fedcurv, "MOST", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
+    monkeypatch.setattr(fednca.fisher, "MOST", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
     torch.manual_seed(0)
     model = Classifier(build_backbone("resnet-small"), learner.head(Task(tuple("abcde"), 64))).double()
     images = torch.randn(9, 3, 16, 16, dtype=torch.float64)
@@ -48,19 +49,45 @@ def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypat
         for weight in model.parameters():
             weight.add_(torch.rand_like(weight) / 10)  # some scales start at 0 and would hide all behind them
     model(images)  # running statistics unlike a batch's own
-    first = next(model.parameters()).requires_grad_(False)
+    next(model.parameters()).requires_grad_(False)
 
-    fisher = fisher_diagonal(learner, local_of(model), [(images[:6], labels[:6]), (images[6:], labels[6:])])
+    local = local_of(model)
+    assert layers_tell(local) == isinstance(learner, FedAvg)
+    fisher = fisher_diagonal(learner, local, [(images[:6], labels[:6]), (images[6:], labels[6:])])
 
+    torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
+    assert all(bool((each > 0).any()) for each in fisher.values())
+
+
+def by_a_loop(learner, model, images, labels):
     model.eval()
-    names, weights = zip(*((n, p) for n, p in model.named_parameters() if p is not first), strict=True)
-    expected = {name: torch.zeros_like(weight) for name, weight in zip(names, weights, strict=True)}
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    expected = {name: torch.zeros_like(weight) for name, weight in trained.items()}
     for image, label in zip(images, labels, strict=True):
         loss = sum(learner.losses(model, image[None], label[None], None).values())
-        for name, gradient in zip(names, torch.autograd.grad(loss, weights), strict=True):
-            expected[name] += gradient**2 / 9
-    torch.testing.assert_close(fisher, expected, rtol=1e-9, atol=1e-14)
-    assert all(bool((each > 0).any()) for each in fisher.values())
+        for name, gradient in zip(trained, torch.autograd.grad(loss, trained.values()), strict=True):
+            expected[name] += gradient**2 / len(images)
+    return expected
+
+
+class Twice(nn.Module):
+    """A backbone that uses its only layer twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, images):
+        return self.layer(self.layer(images))
+
+
+def test_fisher_of_a_layer_that_is_used_twice():
+    torch.manual_seed(0)
+    learner = FedAvg()
+    model = Classifier(Twice(), learner.head(Task(tuple("ab"), 3))).double()
+    images, labels = torch.randn(4, 3, 5, 5, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
+    fisher = fisher_diagonal(learner, local_of(model), [(images, labels)])
+    torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
 
 
 def test_the_penalty_is_the_sum_over_the_other_clients_up_to_a_constant():

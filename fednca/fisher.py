@@ -1,0 +1,217 @@
+"""The empirical Fisher diagonal of a local loss: the mean over samples of the squared gradients of each one's loss.
+
+Per-sample gradients of a whole model are as many times the model as there are samples. Where all trained weights are
+those of convolutions, linear layers and BatchNorms, one backward pass over a batch gives what every layer needs to
+square its own gradients, layer by layer; any other model is differentiated sample by sample, a few at once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fednca.errors import RunFailedError
+from fednca.models.heads import Classifier, Output
+
+if TYPE_CHECKING:
+    from fednca.methods.base import Local, Method, Tensors
+
+HELD = 1 << 26  # numbers in the per-sample gradients held at once, each gradient as large as the model
+MOST = 32  # samples at once, however small the model
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Squares = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # of a layer, by its input and output's gradient
+
+
+def fisher_diagonal(learner: "Method", local: "Local", batches: Batches) -> "Tensors":
+    """Return the mean over samples of the squared per-sample gradients of the learner's loss, by name of weight."""
+    local.model.eval()  # BatchNorm would mix the samples
+    weights = {name: weight.detach() for name, weight in local.weights.items()}
+    totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    add = add_by_layers if layers_tell(local) else add_by_samples
+    samples = 0
+    for images, labels in batches:
+        add(totals, learner, local, weights, images, labels)
+        samples += len(images)
+    return {name: total / samples for name, total in totals.items()}
+
+
+# -- any model -----------------------------------------------------------------------------------------------------
+
+
+class LocalLoss(nn.Module):
+    """A learner's loss as a module, which `functional_call` can evaluate at other weights."""
+
+    def __init__(self, learner: "Method", local: "Local") -> None:
+        """Take the learner and the client whose model it trains."""
+        super().__init__()
+        self.learner, self.local, self.model = learner, local, local.model
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the loss's terms."""
+        terms = self.learner.losses(self.model, images, labels, self.local)
+        return torch.stack(list(terms.values())).sum()
+
+
+def add_by_samples(
+    totals: "Tensors", learner: "Method", local: "Local", weights: "Tensors", images: Tensor, labels: Tensor
+) -> None:
+    """Add the squared gradients of a batch's samples, differentiating the whole model for each."""
+    loss = LocalLoss(learner, local)
+
+    def loss_of_one(weights: "Tensors", image: Tensor, label: Tensor) -> Tensor:
+        named = {f"model.{name}": weight for name, weight in weights.items()}
+        value: Tensor = functional_call(loss, named, (image[None], label[None]))
+        return value
+
+    gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+    at_once = min(MOST, max(1, HELD // sum(weight.numel() for weight in weights.values())))
+    with plain_attention():
+        for some in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
+            for name, each in gradients(weights, *some).items():
+                totals[name] += each.square().sum(0)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Keep attention to elementary operations, since its fused kernels cannot be mapped over samples."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+# -- layer by layer ------------------------------------------------------------------------------------------------
+
+
+def layers_tell(local: "Local") -> bool:
+    """Whether all trained weights are those of layers that can square their own gradients."""
+    return isinstance(local.model, Classifier) and all(squares_of(layer) for layer in trained_layers(local).values())
+
+
+def trained_layers(local: "Local") -> dict[str, nn.Module]:
+    """Return the layers that own trained weights, by name."""
+    return {path: local.model.get_submodule(path) for path in {name.rpartition(".")[0] for name in local.weights}}
+
+
+def squares_of(layer: nn.Module) -> Squares | None:
+    """Return what squares a layer's gradients, if anything can."""
+    if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+        return None if isinstance(layer.padding, str) else squares_of_convolution
+    return {nn.Linear: squares_of_linear, nn.BatchNorm2d: squares_of_batch_norm}.get(type(layer))
+
+
+def squares_of_convolution(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:
+    """Sum over samples the squares of Σ_s δ_s·patch_s; x: (B, Cin, H, W), δ: (B, Cout, H', W')."""
+    assert isinstance(layer, nn.Conv2d)
+    patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+    gradients = δ.flatten(2) @ patches.transpose(1, 2).to(δ.dtype)
+    return {
+        "weight": sum_of_squares(gradients).view_as(layer.weight),
+        "bias": sum_of_squares(δ.sum(dim=(2, 3), dtype=at_least_float(δ))),
+    }
+
+
+def squares_of_linear(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:
+    """Sum over samples the squares of δ·xᵀ; x: (B, in), δ: (B, out)."""
+    δ2, x2 = (each.to(at_least_float(each)).square() for each in (δ, x))
+    return {"weight": (δ2[:, :, None] * x2[:, None, :]).sum(0), "bias": δ2.sum(0)}
+
+
+def squares_of_batch_norm(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:
+    """Sum over samples the squares of Σ_s δ_s·x̂_s and of Σ_s δ_s, with fixed statistics; both (B, C, H, W)."""
+    assert isinstance(layer, nn.BatchNorm2d)
+    x_hat = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+    dtype = at_least_float(δ)
+    return {
+        "weight": sum_of_squares((δ * x_hat).sum(dim=(2, 3), dtype=dtype)),
+        "bias": sum_of_squares(δ.sum(dim=(2, 3), dtype=dtype)),
+    }
+
+
+def sum_of_squares(gradients: Tensor) -> Tensor:
+    """Return Σ_i g_i² over the first dimension, without a copy in higher precision."""
+    dtype = at_least_float(gradients)
+    norms: Tensor = torch.linalg.vector_norm(gradients, dim=0, dtype=dtype)
+    return norms.square()
+
+
+def at_least_float(tensor: Tensor) -> torch.dtype:
+    """Return the type to add up in."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def add_by_layers(
+    totals: "Tensors", learner: "Method", local: "Local", weights: "Tensors", images: Tensor, labels: Tensor
+) -> None:
+    """Add the squared gradients of a batch's samples, layer by layer while the batch is differentiated once."""
+
+    def on_backward(path: str, layer: nn.Module, x: Tensor, δ: Tensor) -> None:
+        squares = squares_of(layer)
+        assert squares is not None
+        for leaf, square in squares(layer, x, δ).items():
+            if f"{path}.{leaf}" in totals:
+                totals[f"{path}.{leaf}"] += square
+
+    calls: list[str] = []
+
+    def on_forward(path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append(path)
+        x, version = inputs[0].detach(), inputs[0]._version
+
+        def on_gradient(δ: Tensor) -> None:
+            if x._version != version:
+                raise RunFailedError(f"the Fisher diagonal needs the input of '{path}', which was overwritten")
+            on_backward(path, layer, x, δ)
+
+        output.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+
+    with ExitStack() as hooks:
+        for path, layer in trained_layers(local).items():
+            handle = layer.register_forward_hook(partial(on_forward, path))
+            hooks.callback(handle.remove)
+        wanted = images.clone().requires_grad_()  # so that gradients pass all layers, and no weight needs its own
+        with torch.enable_grad():
+            output = functional_call(local.model, weights, (wanted,))
+    if len(calls) > len(set(calls)):  # a layer's gradient is the sum over its calls
+        add_by_samples(totals, learner, local, weights, images, labels)
+        return
+    found = gradients_of_losses(learner, local, output, images, labels)
+    torch.autograd.grad([output.logits, output.features], wanted, found)
+
+
+def gradients_of_losses(
+    learner: "Method", local: "Local", output: Output, images: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of every sample's own loss by its logits and its features."""
+
+    def loss_of_one(logits: Tensor, features: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        given = Given(Output(logits[None], None, features[None]))
+        terms = learner.losses(given, image[None], label[None], local)
+        return torch.stack(list(terms.values())).sum()
+
+    each = vmap(grad(loss_of_one, argnums=(0, 1)), randomness="different")
+    found: tuple[Tensor, Tensor] = each(output.logits.detach(), output.features.detach(), images, labels)
+    return found
+
+
+class Given(nn.Module):
+    """A model whose output is known already."""
+
+    def __init__(self, output: Output) -> None:
+        """Take the output."""
+        super().__init__()
+        self.output = output
+
+    def forward(self, images: Tensor) -> Output:
+        """Return it."""
+        return self.output
