@@ -256,11 +256,13 @@ def scale(config: Config, row: str, clients: int, size: int, repeats: int) -> di
     participation = TAKING_PART / clients
     own = {"partition.clients": clients, "data.image_size": size, "train.participation": participation}
     config = config.replace(own)
-    watched = launch(row, config.replace({"train.rounds": 1}), 1, synthetic=True, watch=True)
-    if watched.left_out:
-        return watched.left_out
-    runs = [launch(row, config, 1, synthetic=True) for _ in range(repeats)]
+    runs = []
+    for _ in range(repeats):
+        runs.append(launch(row, config, 1, synthetic=True))
+        if runs[-1].left_out:
+            return runs[-1].left_out
     best = min(runs, key=lambda run: run.seconds)
+    one_round = config.replace({"train.rounds": 1})
     return {
         "row": row,
         "clients": clients,
@@ -269,7 +271,7 @@ def scale(config: Config, row: str, clients: int, size: int, repeats: int) -> di
         "seconds": best.seconds,
         "steps": best.steps,
         "images": best.images,
-        "memory": best.memory or watched.memory,
+        "memory": best.memory or launch(row, one_round, 1, synthetic=True, watch=True).memory,
     }
 
 

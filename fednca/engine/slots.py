@@ -13,6 +13,7 @@ from fednca.engine.augment import augment
 from fednca.engine.batches import ImageStore, Shard
 from fednca.engine.eager import OPTIMIZER, make_optimizer
 from fednca.engine.evaluate import autocast, score
+from fednca.engine.fuse import available, fuse, watch
 from fednca.errors import UnfitEngineError
 from fednca.methods.base import Local, Method, Server, Tensors
 from fednca.packed import Layout, Packed
@@ -72,8 +73,13 @@ class Common:
         )
         before = {name: tensor.clone() for name, tensor in self.scratch.items() if not tensor.is_floating_point()}
         self.model.train()
-        with autocast(self.device, self.config):
-            terms = self.method.learner.losses(self.model, images, labels, local)
+        terms: Tensors = {}
+
+        def forward() -> None:
+            with autocast(self.device, self.config):
+                terms.update(self.method.learner.losses(self.model, images, labels, local))
+
+        self.fusible = watch(self.model, forward)
         penalties = self.method.penalties(local)
         self.terms, self.drawn = [*terms, *penalties], local.shapes
         for part in (terms, penalties):
@@ -116,6 +122,8 @@ class Slot:
         self.flat.grad = torch.zeros_like(self.flat)
         self.gradients = Packed(trainable, {self.dtype: self.flat.grad})
         self.model = settle(copy.deepcopy(common.model), self.values).train()
+        if config.precision == "bf16" and available():
+            fuse(self.model, common.fusible)
         self.increments = self._count_at_once()
         self.masters = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.shadow = None

@@ -1,0 +1,220 @@
+"""What was run, by what and how long; on which draws; and the list of all records."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from plan import (
+    ABLATED,
+    COMPONENTS,
+    DERMAMNIST,
+    DRAW_ROUNDS,
+    DRAWS,
+    EXTRAS,
+    FEDNCA,
+    OTHER_DRAWS,
+    QUERIES,
+    ROUNDS,
+    SEEDS,
+    SETTINGS,
+    TABLE,
+    Entry,
+    draws,
+    gap,
+    plan,
+    spread,
+    tables,
+)
+from seed_tables import NOT_RUN, NOTHING, folded, markdown, number
+from study import Record, Study, dataset_and_beta, metric_of, tried
+
+from fednca.progress import SHOWN
+from fednca.report.published import published
+from fednca.rows import show
+
+SHORT = 8  # characters of a commit
+TRAINED_BY = {  # what is shown of a run's settings, and where it stands in them
+    "clients": ("partition", "clients"),
+    "beta": ("partition", "beta"),
+    "gamma": ("partition", "gamma"),
+    "pixels": ("data", "image_size"),
+    "backbone": ("model", "backbone"),
+    "starts from": ("model", "pretrained"),
+    "rounds": ("train", "rounds"),
+    "local epochs": ("train", "local_epochs"),
+    "batch": ("train", "batch_size"),
+    "optimiser": ("train", "optimizer"),
+    "lr": ("train", "lr"),
+    "precision": ("train", "precision"),
+}
+
+INTRODUCTION = """\
+# Results
+
+The paper's tables on DermaMNIST and CIFAR-10, trained with this package, beside the published numbers. Every number is
+computed from the records in `studies/records/`: one file per run with its settings, seed, commit and hardware, all of
+them listed [at the end](#records). What has not been run stands as `not run`; nothing is estimated."""
+
+COMMANDS = """\
+    python studies/run.py --minutes 60   # trains what has no record yet, in the order of studies/plan.py
+    python studies/page.py               # writes this page and its figures from the records
+
+The files lie in `data/`: `dermamnist.npz` (MedMNIST, 28 px), `cifar-10-batches-bin/` (CIFAR-10, the binary version) and
+`resnet18_imagenet.safetensors` (an ImageNet ResNet-18, from which DermaMNIST's runs start)."""
+
+
+def what_this_is(study: Study) -> str:
+    """Introduce the page: progress, hardware, versions, commands."""
+    return "\n\n".join([INTRODUCTION, facts_table(study), COMMANDS, progress_table(study), settings_table(study)])
+
+
+def facts_table(study: Study) -> str:
+    """Say what the records were made with."""
+    records = study.records.values()
+    planned = plan(study.records)
+    done = sum(entry.path in study.records for entry in planned)
+    hours = sum(record["seconds"] for record in records) / 3600
+    versions = [
+        ", ".join([f"Python {r['python']}", *(f"{name} {version}" for name, version in r["packages"].items())])
+        for r in records
+    ]
+    facts = {
+        "runs": f"{done} done of the {len(planned)} that can be planned by now",
+        "hardware": counted(record["gpu"] or "CPU" for record in records),
+        "training": f"{hours:.1f} hours, added over {len(records)} runs; runs side by side count each",
+        "versions": counted(versions),
+        "commits": counted(record["commit"][:SHORT] for record in records),
+    }
+    return markdown(["", ""], facts.items(), texts=2)
+
+
+def counted(names: Iterable[str]) -> str:
+    """List names, each once and with the number of its runs where there are several."""
+    found = sorted(Counter(names).items())
+    return "; ".join(f"{name} ({times} runs)" if len(found) > 1 else name for name, times in found) or NOTHING
+
+
+def progress_table(study: Study) -> str:
+    """Say how far each part of the plan is; a run may serve several parts."""
+    parts: dict[str, tuple[list[Entry], int]] = {
+        f"draws ({DRAW_ROUNDS} rounds of FedAvg)": (
+            [entry for setting in SETTINGS for entry in draws(setting)],
+            len(SETTINGS) * len(DRAWS),
+        ),
+        **{f"table {setting}": of_tables(study, [setting], TABLE) for setting in SETTINGS},
+        "component ablations": of_tables(study, ABLATED, COMPONENTS.values()),
+        "several draws": (
+            [entry for setting in SETTINGS for entry in spread(setting, study.records)],
+            len(SETTINGS) * (1 + OTHER_DRAWS) * (len(FEDNCA) + 2),  # FedAvg and the strongest other method
+        ),
+        "fair-comparison extras": of_tables(study, DERMAMNIST, EXTRAS),
+        "query ablations": of_tables(study, ABLATED, QUERIES.values()),
+    }
+    rows = [
+        [name, str(sum(entry.path in study.records for entry in entries)), str(total)]
+        for name, (entries, total) in parts.items()
+    ]
+    return markdown(["part", "runs done", "of"], rows)
+
+
+def settings_table(study: Study) -> str:
+    """Say how the runs were trained, as their records have it."""
+    rows = []
+    for setting in SETTINGS:
+        configs = [record["config"] for path, record in study.records.items() if is_whole(setting, path, record)]
+        cells = [
+            ", ".join(sorted({show(config[part].get(name)) for config in configs}))
+            for part, name in TRAINED_BY.values()
+        ]
+        rows.append([setting, *(cell or NOT_RUN for cell in cells)])
+    return markdown(["setting", *TRAINED_BY], rows)
+
+
+def is_whole(setting: str, path: Path, record: Record) -> bool:
+    """Say whether a record is one of a setting's runs over all rounds."""
+    return record["setting"] == setting and record["config"]["train"]["rounds"] == ROUNDS and not tried(path, record)
+
+
+def of_tables(study: Study, settings: Iterable[str], rows: Iterable[str]) -> tuple[list[Entry], int]:
+    """Return the runs of tables as far as they are known, and how many there will be."""
+    settings, rows = list(settings), list(rows)
+    return tables(settings, rows, study.records), len(settings) * len(rows) * len(SEEDS)
+
+
+def which_draw(study: Study) -> str:
+    """Show how the draw of each setting was taken."""
+    text = f"""\
+## Which draw
+
+The authors' partition is unpublished. So FedAvg is trained for {DRAW_ROUNDS} rounds on each of {len(DRAWS)} draws
+(partition seeds {DRAWS[0]} to {DRAWS[-1]}), and the draw whose test metrics are nearest to the published FedAvg (mean
+absolute difference in points) is taken before any other method is run on it. Distances between clients: mean
+Jensen-Shannon distance of their labels and of their pairs of labels (0 alike, 1 nothing in common); missing: classes
+that a client has no image of, on average."""
+    return "\n\n".join([text, *(draws_table(study, setting) for setting in SETTINGS)])
+
+
+def draws_table(study: Study, setting: str) -> str:
+    """Show FedAvg on the draws of a setting; the draw that was taken is bold."""
+    reported = [published(*dataset_and_beta(setting), "fedavg", metric) for metric in SHOWN]
+    header = ["draw", *SHOWN.values(), "to published", "label distance", "missing", "co-occurrence distance", "images"]
+    rows = [["published", *map(number, reported), *[""] * 5]]
+    for entry in draws(setting):
+        record = study.records.get(entry.path)
+        taken = entry.draw == study.chosen[setting]
+        cells = [NOT_RUN] * (len(header) - 1) if record is None else draw_cells(record)
+        name = f"{entry.draw} (taken)" if taken else str(entry.draw)
+        rows.append([f"**{cell}**" if taken else cell for cell in [name, *cells]])
+    open_still = "" if study.chosen[setting] is not None else "\n\nNo draw is taken until all of them have been tried."
+    return f"### {setting}: draws\n\n{markdown(header, rows)}{open_still}"
+
+
+def draw_cells(record: Record) -> list[str]:
+    """Write what is known of a draw."""
+    partition = record["partition"]
+    distances = [partition[name] for name in ("label_distance", "missing_classes", "cooccurrence_distance")]
+    digits = (2, 1, 2)
+    return [
+        *(number(metric_of(record, metric)) for metric in SHOWN),
+        number(gap(record)),
+        *(number(value, places) for value, places in zip(distances, digits, strict=True)),
+        f"{min(partition['images'])} to {max(partition['images'])}",
+    ]
+
+
+def trials(study: Study) -> str:
+    """Show what was tried out; empty where nothing was."""
+    found = study.trials()
+    if not found:
+        return ""
+    text = """\
+## Tried out
+
+Runs with changes of a setting; nothing else on this page rests on them."""
+    header = ["setting", "row", "changes", "draw", "seed", "rounds", "val. macro-F1", *SHOWN.values()]
+    rows = [
+        [
+            *(record["setting"], record["row"], f"`{tried(path, record)}`", str(record["draw"]), str(record["seed"])),
+            str(record["config"]["train"]["rounds"]),
+            number(100 * record["results"]["val"]["val"]["macro_f1"]),
+            *(number(metric_of(record, metric)) for metric in SHOWN),
+        ]
+        for path, record in found.items()
+    ]
+    return f"{text}\n\n{markdown(header, rows, texts=3)}"
+
+
+def appendix(study: Study) -> str:
+    """List every record behind the page."""
+    if not study.records:
+        return "## Records\n\nThere are no records yet."
+    header = ["record", "row", "draw", "seed", "commit", "seconds"]
+    rows = [record_cells(path, record) for path, record in sorted(study.records.items())]
+    table = markdown(header, rows, texts=2)
+    return f"## Records\n\n{folded(f'All {len(rows)} records, below studies/records/', table)}"
+
+
+def record_cells(path: Path, record: Record) -> list[str]:
+    """Write what a record is."""
+    numbers = [str(record["draw"]), str(record["seed"])]
+    return [f"`{path.as_posix()}`", record["row"], *numbers, record["commit"][:SHORT], f"{record['seconds']:.0f}"]

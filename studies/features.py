@@ -1,0 +1,69 @@
+"""What features look like: how well classes and label counts part them, and how their class means lie."""
+
+import math
+from collections.abc import Mapping
+
+from plan import ABLATED, COMPONENTS, SEEDS, WITH_FEATURES
+from seed_tables import NOT_RUN, markdown, number
+from study import Record, Study
+
+SILHOUETTES = ("class", "class, one label", "label count")
+
+
+def kept_features(study: Study, setting: str) -> dict[str, Record]:
+    """Return the component rows of a setting whose test features are known, by their name."""
+    runs = {name: study.over_seeds(setting, COMPONENTS[name]).get(SEEDS[0]) for name in WITH_FEATURES}
+    return {name: record for name, record in runs.items() if record is not None and record["features"]}
+
+
+def ideal_cosine(classes: int) -> float:
+    """Return the cosine between any two vertices of a simplex."""
+    return -1 / (classes - 1)
+
+
+def distance_to_ideal(cosines: list[list[float]]) -> float | None:
+    """Average how far the known cosines between different classes are from those of a simplex.
+
+    Their plain mean would say nothing: around the common mean of vectors of one length it is always the ideal.
+    """
+    ideal = ideal_cosine(len(cosines))
+    values = [value for i, row in enumerate(cosines) for j, value in enumerate(row) if i != j and not math.isnan(value)]
+    return sum(abs(value - ideal) for value in values) / len(values) if values else None
+
+
+def feature_section(study: Study, figures: Mapping[str, str]) -> str:
+    """Show maps and class means; figures: links by `features-SETTING` and `cosines-SETTING`."""
+    text = f"""\
+## Features
+
+The paper claims that the features of a linear head (FC) cluster by the number of labels and those of LADM by class.
+Test features of the final models (draw taken, seed {SEEDS[0]}): an image counts once for each of its labels, with its
+feature for that label where the model has one per class. Maps are t-SNE on cosine distances; silhouettes (-1 to 1,
+higher: better parted) are those of the features themselves. Cosines are those between class means around their common
+mean."""
+    parts = [text]
+    for setting in ABLATED:
+        shown = [figures[name] for name in (f"features-{setting}", f"cosines-{setting}") if name in figures]
+        parts += [f"### {setting}: features", *shown, silhouettes_table(study, setting)]
+    return "\n\n".join(parts)
+
+
+def silhouettes_table(study: Study, setting: str) -> str:
+    """Show silhouettes and the mean cosine of class means."""
+    found = kept_features(study, setting)
+    header = [
+        "components",
+        *(f"silhouette: {name}" for name in SILHOUETTES),
+        "ideal cosine",
+        "cosines: mean distance to ideal",
+    ]
+    rows = [[name, *(feature_cells(found[name]) if name in found else [NOT_RUN] * 5)] for name in WITH_FEATURES]
+    return markdown(header, rows)
+
+
+def feature_cells(record: Record) -> list[str]:
+    """Write what is known of a run's features."""
+    features = record["features"]
+    scores = [number(features["silhouette"][name], 3) for name in SILHOUETTES]
+    cosines = features["mean_cosines"]
+    return [*scores, number(ideal_cosine(len(cosines)), 3), number(distance_to_ideal(cosines), 3)]

@@ -1,0 +1,128 @@
+"""Write docs/results.md and its figures from the records.
+
+python studies/page.py [--records FOLDER] [--out docs] [--check]
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ablations import components, extras, queries
+from comparisons import against_fedavg, main_tables, several_draws
+from facts import appendix, trials, what_this_is, which_draw
+from features import feature_section
+from figures import draw_all, save
+from gains import when_it_helps
+from matplotlib.figure import Figure
+from plan import SETTINGS, TABLE, Records
+from records import RECORDS, read_records
+from seed_tables import NOT_RUN, notes_below
+from study import Study
+
+from fednca.errors import FedncaError
+from fednca.files import write_atomic
+
+NOTES = Path(__file__).parent / "notes.md"
+OUT = Path(__file__).parents[1] / "docs"
+PAGE = "results.md"
+FOLDER = "results"  # of the figures, beside the page
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the records give: the text, and the figures that it shows by name."""
+
+    text: str
+    figures: dict[str, Figure]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the page, or say whether it is what the records give."""
+    parser = argparse.ArgumentParser(description="Write docs/results.md and its figures from the records.")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="where the records lie")
+    parser.add_argument("--out", type=Path, default=OUT, help="where results.md and results/ are written")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not up to date")
+    given = parser.parse_args(arguments)
+    try:
+        page = make_page(records_of(given.records))
+        if not given.check:
+            write_page(page, given.out)
+        elif complaint := what_differs(page, given.out):
+            sys.exit(complaint)
+    except FedncaError as error:
+        parser.error(str(error))
+
+
+def records_of(folder: Path) -> Records:
+    """Read the records; the study's own folder need not be there before its first run."""
+    if folder != RECORDS and not folder.is_dir():
+        raise FedncaError(f"there is no folder of records at '{folder}'")
+    return read_records(folder)
+
+
+def make_page(records: Records) -> Page:
+    """Compose the page from records by their path."""
+    study = Study(records)
+    figures = draw_all(study)
+    links = {name: f"![{name}]({FOLDER}/{name}.svg)" for name in figures}
+    sections = [
+        what_this_is(study),
+        which_draw(study),
+        trials(study),
+        main_tables(study),
+        learning_curves(study, links),
+        against_fedavg(study),
+        several_draws(study),
+        when_it_helps(study, links.get("gains")),
+        components(study),
+        queries(study),
+        extras(study),
+        feature_section(study, links),
+        NOTES.read_text(encoding="utf-8").strip(),
+        appendix(study),
+    ]
+    return Page("\n\n".join(filter(None, sections)) + "\n", figures)
+
+
+def learning_curves(study: Study, links: dict[str, str]) -> str:
+    """Show the curves of each setting."""
+    text = """\
+## Learning curves
+
+The mean over seeds on the draw taken; bands reach from the lowest to the highest seed."""
+    shown = {setting: links.get(f"curves-{setting}", f"{setting}: {NOT_RUN}") for setting in SETTINGS}
+    return "\n\n".join([text, *shown.values()]) + notes_below(study, SETTINGS, TABLE)
+
+
+def write_page(page: Page, out: Path) -> None:
+    """Write text and figures, and remove figures that the page no longer shows."""
+    folder = out / FOLDER
+    (folder if page.figures else out).mkdir(parents=True, exist_ok=True)
+    for name, figure in page.figures.items():
+        save(figure, folder / f"{name}.svg")
+    for path in stale(page, out):
+        path.unlink()
+    write_atomic(out / PAGE, page.text.encode())
+
+
+def stale(page: Page, out: Path) -> list[Path]:
+    """Return the figures of earlier pages."""
+    return [path for path in sorted((out / FOLDER).glob("*.svg")) if path.stem not in page.figures]
+
+
+def what_differs(page: Page, out: Path) -> str:
+    """Say in a sentence why the page on disk is not what the records give; empty where it is."""
+    path = out / PAGE
+    again = "run `python studies/page.py`"
+    if not path.is_file() or path.read_text(encoding="utf-8") != page.text:
+        return f"'{path}' is not what the records give; {again}"
+    missing = [name for name in page.figures if not (out / FOLDER / f"{name}.svg").is_file()]
+    if missing or stale(page, out):
+        return f"the figures in '{out / FOLDER}' are not those of the records; {again}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What docs/results.md is made of: settings, rows, partition draws and training seeds, in the order they are run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fednca.config import Config, load_config
+from fednca.report.published import published
+from fednca.rows import parse_row, show
+
+DERMAMNIST = ("dermamnist-0.1", "dermamnist-0.5")
+CIFAR10 = ("cifar10-0.5", "cifar10-0.1")
+SETTINGS = (*DERMAMNIST, *CIFAR10)
+SEEDS = (0, 1, 2)
+ROUNDS = 100
+
+FEDNCA = ("fednca-ml", "fednca-ml:variant=released")
+TABLE = ("fedavg", *FEDNCA, "fedprox", "fedcurv", "scaffold", "spherefed", "fedlgt", "centralized")
+
+# Of these draws the one is taken on which FedAvg, after a few rounds, is nearest to the published FedAvg.
+DRAWS = (0, 1, 2, 3, 4)
+DRAW_ROUNDS = 30
+OTHER_DRAWS = 2  # beside the chosen one
+
+# The paper's ablations, in its order; its last row is the method itself.
+COMPONENTS = {
+    "FC": "fedavg",
+    "ETF": "fednca-ml:head=etf,lambda1=0,lambda2=0",
+    "LADM + ETF": "fednca-ml:lambda1=0,lambda2=0",
+    "LADM + ETF + L_Neg": "fednca-ml:lambda2=0",
+    "LADM + ETF + L_Pos": "fednca-ml:lambda1=0",
+    "all": "fednca-ml",
+}
+QUERIES = {
+    "learnable, random": "fednca-ml:lambda1=0,lambda2=0,queries=learnable,query_init=random",
+    "learnable, ETF": "fednca-ml:lambda1=0,lambda2=0,queries=learnable",
+    "fixed, ETF": "fednca-ml:lambda1=0,lambda2=0",
+}
+ABLATED = ("dermamnist-0.1", "cifar10-0.5")
+EXTRAS = ("fedavg:head=mlp", "fedavg-balanced", "fedavg-asl", "ml-decoder", "fedetf", "fedadam", "fedyogi")
+WITH_FEATURES = ("FC", "LADM + ETF", "all")  # components whose test features are kept
+
+# Where the files lie, and what does not change what is learnt.
+COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_every": ROUNDS}
+OF_DATASET = {
+    "dermamnist": {"model.pretrained": "data/resnet18_imagenet.safetensors"},
+    "cifar10": {},
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the study."""
+
+    setting: str
+    row: str
+    draw: int
+    seed: int
+    rounds: int = ROUNDS
+    changes: tuple[tuple[str, Any], ...] = ()  # of the setting, where one is tried out
+
+    @property
+    def path(self) -> Path:
+        """Where its record lies below the folder of records."""
+        rounds = "" if self.rounds == ROUNDS else f"-rounds-{self.rounds}"
+        tried = "".join(f"-{path.rpartition('.')[2]}-{show(value)}" for path, value in self.changes)
+        name = f"draw-{self.draw}-seed-{self.seed}{rounds}{tried}.json"
+        return Path(self.setting, parse_row(self.row).folder, name)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether test features are part of the record."""
+        rows = {COMPONENTS[name] for name in WITH_FEATURES}
+        whole = self.rounds == ROUNDS and not self.changes
+        return whole and self.setting in ABLATED and self.row in rows and self.seed == SEEDS[0]
+
+    def config(self) -> Config:
+        """Return the settings of the run."""
+        own = {"partition.seed": self.draw, "seed": self.seed, "train.rounds": self.rounds}
+        dataset = self.setting.rpartition("-")[0]
+        row = parse_row(self.row).overrides
+        return load_config(self.setting, {**COMMON, **OF_DATASET[dataset], **row, **own, **dict(self.changes)})
+
+
+Records = Mapping[Path, Mapping[str, Any]]  # by the path of their entry
+
+
+def draws(setting: str) -> list[Entry]:
+    """Return the runs that decide which draw of a setting is taken."""
+    return [Entry(setting, "fedavg", draw, 0, DRAW_ROUNDS) for draw in DRAWS]
+
+
+def gap(record: Mapping[str, Any]) -> float:
+    """Return how far a run's test metrics are from the published ones: the mean difference in points."""
+    config = record["config"]
+    test: dict[str, float] = record["results"]["val"]["test"]
+    metrics = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
+    known = {m: published(config["data"]["name"], config["partition"]["beta"], record["row"], m) for m in metrics}
+    return sum(abs(100 * test[m] - value) for m, value in known.items() if value is not None) / len(metrics)
+
+
+def chosen_draw(setting: str, records: Records) -> int | None:
+    """Return the draw whose FedAvg is nearest to the published one; None as long as some have not been tried."""
+    found = {entry.draw: records.get(entry.path) for entry in draws(setting)}
+    gaps = {draw: gap(record) for draw, record in found.items() if record is not None}
+    return min(gaps, key=lambda draw: gaps[draw]) if len(gaps) == len(found) else None
+
+
+def tables(settings: Iterable[str], rows: Iterable[str], records: Records) -> list[Entry]:
+    """Return the runs of tables on the chosen draws, seed by seed, as far as draws are chosen."""
+    chosen = {setting: chosen_draw(setting, records) for setting in settings}
+    return [
+        Entry(setting, row, draw, seed)
+        for seed in SEEDS
+        for setting, draw in chosen.items()
+        if draw is not None
+        for row in rows
+    ]
+
+
+def spread(setting: str, records: Records) -> list[Entry]:
+    """Return the runs on several draws, with one seed: FedAvg, both variants of FedNCA-ML and the best other method."""
+    chosen = chosen_draw(setting, records)
+    if chosen is None:
+        return []
+    drawn = [chosen, *[draw for draw in DRAWS if draw != chosen][:OTHER_DRAWS]]
+    best = strongest_other(setting, chosen, records)
+    rows = ["fedavg", *FEDNCA, *([best] if best else [])]
+    return [Entry(setting, row, draw, SEEDS[0]) for draw in drawn for row in rows]
+
+
+def strongest_other(setting: str, draw: int, records: Records) -> str | None:
+    """Return the federated method beside FedAvg and FedNCA-ML with the best mean macro-F1 on validation images."""
+    means = {}
+    for row in TABLE[3:-1]:
+        found = [records.get(Entry(setting, row, draw, seed).path) for seed in SEEDS]
+        values = [record["results"]["val"]["val"]["macro_f1"] for record in found if record is not None]
+        if len(values) == len(SEEDS):
+            means[row] = sum(values) / len(values)
+    return max(means, key=lambda row: means[row]) if len(means) == len(TABLE[3:-1]) else None
+
+
+def plan(records: Records) -> list[Entry]:
+    """Return all runs that can be planned by now, the most important first, each once."""
+    found: list[Entry] = []
+    for settings in (DERMAMNIST, CIFAR10):
+        found += [entry for setting in settings for entry in draws(setting)]
+        found += tables(settings, TABLE, records)
+    found += tables(ABLATED, COMPONENTS.values(), records)
+    found += [entry for setting in SETTINGS for entry in spread(setting, records)]
+    found += tables(DERMAMNIST, EXTRAS, records)
+    found += tables(ABLATED, QUERIES.values(), records)
+    return list(dict.fromkeys(found))

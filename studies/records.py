@@ -1,0 +1,132 @@
+"""A run's record: all that docs/results.md tells of it, small enough to keep in the repository."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fednca.collapse import class_means, positive_pairs
+from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
+from fednca.data.partition import summary
+from fednca.files import write_atomic
+from fednca.runs import Run
+from fednca.setup import build_store, pick_device
+
+if TYPE_CHECKING:
+    from plan import Entry
+
+RECORDS = Path(__file__).parent / "records"
+CURVES = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
+DIGITS = 5
+BATCH = 256
+
+
+def read_records(folder: Path = RECORDS) -> dict[Path, dict[str, Any]]:
+    """Read all records by their path below the folder."""
+    paths = sorted(folder.rglob("*.json"))
+    return {path.relative_to(folder): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def write_record(entry: "Entry", run: Run, commit: str, folder: Path = RECORDS) -> None:
+    """Write what a finished run showed."""
+    path = folder / entry.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(make_record(entry, run, commit), ensure_ascii=False)
+    write_atomic(path, (text.replace('], "', '],\n"').replace('}, "', '},\n"') + "\n").encode())
+
+
+def make_record(entry: "Entry", run: Run, commit: str) -> dict[str, Any]:
+    """Collect what a finished run showed, and by what it can be repeated."""
+    history, environment = run.history, run.environment
+    judged = [record for record in history if "test" in record]
+    curves = {
+        split: {metric: [rounded(record[split][metric]) for record in judged] for metric in CURVES}
+        for split in ("val", "test")
+    }
+    return {
+        "row": entry.row,
+        "setting": entry.setting,
+        "draw": entry.draw,
+        "seed": entry.seed,
+        "commit": commit,
+        "gpu": environment["gpu"],
+        "python": environment["python"],
+        "packages": environment["packages"],
+        "note": environment["note"],
+        "seconds": rounded(sum(record["seconds"] for record in history)),
+        "classes": environment["classes"],
+        "partition": describe_partition(run),
+        "results": rounded(run.results),
+        "curves": {"round": [record["round"] for record in judged]} | curves,
+        "losses": rounded(history[-1]["losses"]),
+        "features": describe_features(run) if entry.keeps_features else None,
+        "config": run.config.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def rounded(value: Any) -> Any:  # noqa: ANN401 (whatever JSON may hold)
+    """Round every number below a value to a few digits."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def describe_partition(run: Run) -> dict[str, Any]:
+    """Return the sizes of the clients and how unlike they are."""
+    share = run.federation.train
+    counts = summary(share.partition, share.split.labels[share.rows])
+    labels = [share.client(k)[1] for k in range(len(counts))]
+    distances = {
+        "label_distance": label_distance(counts),
+        "missing_classes": missing_classes(counts),
+        "cooccurrence_distance": cooccurrence_distance(labels),
+    }
+    known = {name: None if np.isnan(value) else rounded(value) for name, value in distances.items()}
+    left_out = sum(map(len, share.partition.left_out.values()))
+    return known | {"images": [len(own) for own in labels], "left_out": left_out}
+
+
+def describe_features(run: Run) -> dict[str, Any]:
+    """Return a map of the final model's test features, how well classes and label counts part them, and class means.
+
+    An image counts once for each of its labels, as in `fednca.collapse`; silhouettes are those of cosine distances
+    between the features themselves, of all and of those of images with one label.
+    """
+    from sklearn.manifold import TSNE
+
+    device, test = pick_device(run.config.device), run.federation.dataset.test
+    store, model = build_store(run.config, test.images, device), run.model().to(device)
+    labels = torch.as_tensor(test.labels, device=device)
+    rows = torch.arange(len(labels), device=device)
+    batches = [(store.gather(rows[i : i + BATCH]), labels[i : i + BATCH]) for i in range(0, len(labels), BATCH)]
+    pairs = positive_pairs(model, batches)
+    features, classes = pairs.features.cpu().numpy(), pairs.classes.cpu().numpy()
+    counts = (test.labels == 1).sum(axis=1)[pairs.images.cpu().numpy()]
+    means = class_means(pairs, test.labels.shape[1]).cpu()
+    raw, centred = (torch.nn.functional.normalize(each, dim=1) for each in (means, means - means.nanmean(dim=0)))
+    places = TSNE(metric="cosine", init="random", random_state=0).fit_transform(features)
+    single = counts == 1
+    return {
+        "places": [[round(float(x), 1), round(float(y), 1)] for x, y in places],
+        "classes": classes.tolist(),
+        "label_counts": counts.tolist(),
+        "silhouette": {
+            "class": silhouette(features, classes),
+            "class, one label": silhouette(features[single], classes[single]),
+            "label count": silhouette(features, counts),
+        },
+        "mean_cosines": rounded((centred @ centred.T).tolist()),  # about the mean of all classes
+        "raw_cosines": rounded((raw @ raw.T).tolist()),
+    }
+
+
+def silhouette(features: NDArray[np.float64], groups: NDArray[np.integer]) -> float:
+    """Return how well groups are parted, from -1 to 1."""
+    from sklearn.metrics import silhouette_score
+
+    return round(float(silhouette_score(features, groups, metric="cosine")), DIGITS)

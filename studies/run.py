@@ -1,0 +1,102 @@
+"""Train what the plan asks for and no record tells of yet, until the time is up.
+
+python studies/run.py [--minutes 9] [--at-once 1] [--only dermamnist-0.1] [--commit SHA] [--records FOLDER]
+
+The files lie in `data/`: dermamnist.npz, cifar-10-batches-bin/ and resnet18_imagenet.safetensors (docs/results.md).
+"""
+
+import argparse
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from plan import Entry, plan
+from records import RECORDS, read_records, write_record
+from rich.console import Console
+
+from fednca.bench import Cell
+from fednca.crew import Crew
+from fednca.report.bench_view import PlainView, Record
+from fednca.rows import parse_row
+from fednca.runs import Run
+from fednca.setup import pick_device
+
+RUNS = Path("runs/study")
+FIRST_GUESS = 0.8  # seconds per round of a run alone, until one has shown it
+
+
+def main() -> None:
+    """Work off the plan."""
+    parser = argparse.ArgumentParser(description="Train the runs of docs/results.md that are missing.")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no run begins that would end later")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
+    parser.add_argument("--only", default="", help="entries whose path begins so")
+    parser.add_argument("--commit", help="what the code is, where git cannot tell")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="where records are read and written")
+    given = parser.parse_args()
+    deadline = time.monotonic() + 60 * given.minutes
+    commit = given.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    while missing := left(given.records, given.only):
+        work_off(missing, given.records, commit, deadline, given.at_once)
+        if left(given.records, given.only)[:1] == missing[:1]:  # no time for it, or it failed
+            break
+
+
+def left(folder: Path, only: str) -> list[Entry]:
+    """Return the planned runs that have no record."""
+    records = read_records(folder)
+    return [entry for entry in plan(records) if entry.path not in records and str(entry.path).startswith(only)]
+
+
+def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> None:
+    """Train entries in their order as long as there is time, and write their records."""
+    cells = {cell_of(entry): entry for entry in entries}
+    view = Keeper(cells, records, commit, deadline)
+    view.pace = at_once * FIRST_GUESS
+    view.crew = Crew(list(cells), pick_device("auto"), at_once, view)
+    view.stop_in_time()
+    view.crew.work_off()
+
+
+def cell_of(entry: Entry) -> Cell:
+    """Return an entry as a run that a crew can train."""
+    return Cell(parse_row(entry.row), entry.seed, entry.config(), RUNS / entry.path.with_suffix(""))
+
+
+class Keeper(PlainView):
+    """Writes the record of each run that ends, and sees that none begins too late."""
+
+    crew: Crew
+
+    def __init__(self, cells: dict[Cell, Entry], records: Path, commit: str, deadline: float) -> None:
+        """Take the runs to come."""
+        super().__init__(Console(width=160), list(cells))
+        self.entries, self.records, self.commit, self.deadline = cells, records, commit, deadline
+        self.began_at: dict[Cell, float] = {}
+        self.pace = FIRST_GUESS  # seconds per round of a run
+
+    def begin(self, cell: Cell, rounds_done: int) -> None:
+        """Note when a run begins."""
+        super().begin(cell, rounds_done)
+        self.began_at[cell] = time.monotonic()
+
+    def finish(self, cell: Cell, metrics: Record) -> None:
+        """Keep the record and drop the run."""
+        super().finish(cell, metrics)
+        write_record(self.entries[cell], Run(cell.folder), self.commit, self.records)
+        shutil.rmtree(cell.folder)
+        self.pace = (time.monotonic() - self.began_at[cell]) / cell.config.train.rounds
+        self.stop_in_time()
+
+    def stop_in_time(self) -> None:
+        """Let go of the runs that would end too late."""
+        while self.crew.waiting:
+            cell = self.crew.waiting[0]
+            if time.monotonic() + self.pace * cell.config.train.rounds < self.deadline:
+                return
+            self.crew.waiting.popleft()
+
+
+if __name__ == "__main__":
+    main()

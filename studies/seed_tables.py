@@ -1,0 +1,120 @@
+"""Markdown tables of rows over seeds, beside what the paper reports."""
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+from plan import SEEDS
+from study import METRICS, Record, Study, dataset_and_beta, metric_of
+
+from fednca.methods import method_class
+from fednca.report.comparison import Entry, Line, ranks
+from fednca.report.published import published
+from fednca.report.tables import mean_and_std
+from fednca.rows import parse_row
+
+ABLATIONS = Path(__file__).parent / "published_ablations.csv"
+NOT_RUN = "not run"
+NOTHING = "–"
+Measure = Callable[[Record, str], float | None]  # a column's number of a run, in percent
+Known = Callable[[str], Mapping[str, float]]  # what the paper reports of a row, by column
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """Write a Markdown table whose columns after the first few are numbers."""
+    aligned = ["---"] * texts + ["---:"] * (len(header) - texts)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, aligned, *rows])
+
+
+def folded(summary: str, content: str) -> str:
+    """Write content that opens on a click."""
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """Write a number, or a dash where there is none."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def rows_over_seeds(
+    study: Study, setting: str, rows: Mapping[str, str], columns: Iterable[str], measure: Measure, known: Known
+) -> list[Line]:
+    """Average rows over their seeds on the chosen draw; rows: how they are shown, and what they are."""
+    lines = []
+    for name, row in rows.items():
+        runs, reported = study.over_seeds(setting, row), known(name)
+        entries = {}
+        for column in columns:
+            found = mean_and_std(measure(record, column) for record in runs.values())
+            entries[column] = found and Entry(*found, reported.get(column))
+        federated = not method_class(parse_row(row).overrides["method.name"]).centralized
+        lines.append(Line(name, sorted(runs), entries, ranked=federated and len(runs) == len(SEEDS)))
+    return lines
+
+
+def lines_table(lines: Sequence[Line], columns: Mapping[str, str], first: str = "method") -> str:
+    """Write rows over seeds, in each column the best complete one bold and the second underlined."""
+    marks: list[Callable[[str], str]] = [lambda text: f"**{text}**", lambda text: f"<u>{text}</u>"]
+    places = {column: ranks(lines, column) for column in columns}
+    rows = []
+    for line in lines:
+        cells = []
+        for column in columns:
+            entry, place = line.entries[column], places[column].get(line.name)
+            text = entry.text() if entry else NOTHING if line.seeds else NOT_RUN
+            cells.append(text if place is None else marks[place](text))
+        rows.append([line.name, *cells, seeds_of(line)])
+    return markdown([first, *columns.values(), "seeds"], rows)
+
+
+def seeds_of(line: Line) -> str:
+    """Write how many seeds a row has, and how many are missing where some are.
+
+    >>> [seeds_of(Line("fedavg", seeds, {}, ranked=False)) for seeds in ([0, 1, 2], [1], [])]
+    ['3', '1 of 3', '0 of 3']
+    """
+    return str(len(SEEDS)) if len(line.seeds) == len(SEEDS) else f"{len(line.seeds)} of {len(SEEDS)}"
+
+
+def metrics_table(
+    study: Study, setting: str, rows: Mapping[str, str], known: Known, select: str = "val", first: str = "method"
+) -> str:
+    """Write the metrics of rows over seeds, with notes where a row needs one."""
+    measure = partial(metric_of, select=select)
+    table = lines_table(rows_over_seeds(study, setting, rows, METRICS, measure, known), METRICS, first)
+    return table + notes_below(study, [setting], rows.values())
+
+
+def notes_below(study: Study, settings: Iterable[str], rows: Iterable[str]) -> str:
+    """Write what must be said of the rows above."""
+    return "".join(f"\n\n{row}: {note}." for row, note in sorted(study.notes(settings, rows).items()))
+
+
+def known_methods(setting: str, rows: Mapping[str, str]) -> Known:
+    """Return what the paper's main tables report; its variants are held against the one number there is."""
+
+    def known(name: str) -> dict[str, float]:
+        method, _, options = rows[name].partition(":")
+        plain = not options or options.startswith("variant=")
+        found = {metric: published(*dataset_and_beta(setting), method, metric) for metric in METRICS}
+        return {metric: value for metric, value in found.items() if plain and value is not None}
+
+    return known
+
+
+def known_ablation(ablation: str, setting: str) -> Known:
+    """Return what the paper's ablations report."""
+    return lambda name: published_ablations().get((ablation, *dataset_and_beta(setting), name), {})
+
+
+@cache
+def published_ablations() -> dict[tuple[str, str, float, str], dict[str, float]]:
+    """Read the ablations that the paper prints: metrics by their name, F1 of the classes by their number."""
+    table = {}
+    with ABLATIONS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            values = {metric: float(row[metric]) for metric in METRICS if metric in row}
+            values |= {str(number): float(value) for number, value in enumerate(row["class_f1"].split())}
+            table[row["ablation"], row["dataset"], float(row["beta"]), row["row"]] = values
+    return table

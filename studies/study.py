@@ -1,0 +1,74 @@
+"""The records as the page asks for them: by setting, row, partition draw and training seed."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plan import DRAW_ROUNDS, DRAWS, SEEDS, SETTINGS, Entry, Records, chosen_draw
+
+from fednca.progress import SHOWN
+
+CALIBRATED = "_calibrated"
+METRICS = SHOWN | {f"{metric}{CALIBRATED}": f"{SHOWN[metric]} cal." for metric in ("macro_f1", "micro_f1")}
+COMPARED = ("macro_f1", "macro_f1_calibrated", "macro_auc")  # what orderings rest on
+
+Record = Mapping[str, Any]
+
+
+class Study:
+    """All records, and the draw that each setting's tables stand on."""
+
+    def __init__(self, records: Records) -> None:
+        """Take records by the path of their entry."""
+        self.records = records
+        self.chosen = {setting: chosen_draw(setting, records) for setting in SETTINGS}
+
+    def find(self, setting: str, row: str, draw: int, seed: int) -> Record | None:
+        """Return the record of a whole run, as far as there is one."""
+        return self.records.get(Entry(setting, row, draw, seed).path)
+
+    def over_seeds(self, setting: str, row: str) -> dict[int, Record]:
+        """Return a row's records on the setting's chosen draw, by seed."""
+        draw = self.chosen[setting]
+        found = {} if draw is None else {seed: self.find(setting, row, draw, seed) for seed in SEEDS}
+        return {seed: record for seed, record in found.items() if record is not None}
+
+    def everywhere(self, setting: str, row: str) -> dict[tuple[int, int], Record]:
+        """Return a row's records by draw and seed."""
+        found = {(draw, seed): self.find(setting, row, draw, seed) for draw in DRAWS for seed in SEEDS}
+        return {place: record for place, record in found.items() if record is not None}
+
+    def trials(self) -> dict[Path, Record]:
+        """Return the records of what was tried out: those of no setting as it is."""
+        return {path: record for path, record in self.records.items() if tried(path, record)}
+
+    def notes(self, settings: Iterable[str], rows: Iterable[str]) -> dict[str, str]:
+        """Return what must be said of rows wherever they are shown, by row."""
+        shown = {(setting, row) for setting in settings for row in rows}
+        own = [record for record in self.records.values() if (record["setting"], record["row"]) in shown]
+        return {record["row"]: record["note"] for record in own if record["note"]}
+
+
+def tried(path: Path, record: Record) -> str:
+    """Return what a record's name tells of beside draw and seed; empty for a run that the plan may ask for."""
+    planned = Entry(record["setting"], record["row"], record["draw"], record["seed"]).path.stem
+    return path.stem.removeprefix(planned).removeprefix(f"-rounds-{DRAW_ROUNDS}").removeprefix("-")
+
+
+def dataset_and_beta(setting: str) -> tuple[str, float]:
+    """Split a setting's name.
+
+    >>> dataset_and_beta("cifar10-0.5")
+    ('cifar10', 0.5)
+    """
+    dataset, _, beta = setting.rpartition("-")
+    return dataset, float(beta)
+
+
+def metric_of(record: Record, metric: str, select: str = "val") -> float | None:
+    """Return a test metric in percent; a round chosen as the paper's code does has no calibrated one."""
+    result = record["results"][select]
+    if metric.endswith(CALIBRATED):
+        result = result.get("calibrated")
+    value = result["test"][metric.removesuffix(CALIBRATED)] if result else None
+    return None if value is None else 100 * value

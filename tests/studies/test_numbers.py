@@ -1,0 +1,165 @@
+"""The numbers of the page of results, against numpy and scipy."""
+
+import copy
+
+import numpy as np
+import pytest
+from comparisons import against_fedavg
+from plan import COMPONENTS, DRAWS, SETTINGS, TABLE, Entry, chosen_draw, strongest_other
+from reading import SETTING, by_name, column, metric, plain, runs, shows, tables
+from scipy import stats
+from seed_tables import published_ablations
+from study import Study
+
+from fednca.report.published import published
+
+
+def test_main_tables_hold_means_deviations_and_published_values(whole, complete):
+    for setting in SETTINGS:
+        found = tables(whole[0], f"### {setting}")
+        assert len(found) == 3  # val, paper, last
+        for select, table in zip(("val", "paper", "last"), found, strict=True):
+            for row, cells in by_name(table).items():
+                for name, cell in cells.items():
+                    if name == "seeds":
+                        assert cell == "3"
+                    elif name.endswith("cal.") and select == "paper":
+                        assert cell == "–"
+                    else:
+                        check_cell(cell, name, select, setting, row, complete)
+
+
+def check_cell(cell, name, select, setting, row, records):
+    values = [metric(record, name, select) for record in runs(records, row, setting)]
+    dataset, _, beta = setting.rpartition("-")
+    known = published(dataset, float(beta), row.partition(":")[0], column(name)) if "cal." not in name else None
+    mean, std = np.mean(values), np.std(values, ddof=1)
+    assert "±" in cell
+    shows(cell, [mean, std] if known is None else [mean, std, known, mean - known])
+
+
+def test_the_best_federated_row_is_bold_and_the_second_underlined(whole, complete):
+    table = by_name(tables(whole[0], f"### {SETTING}")[0])
+    federated = [row for row in TABLE if row != "centralized"]
+    for name in ("macro-AUC", "micro-F1", "macro-F1 cal."):
+        means = [round(np.mean([metric(r, name) for r in runs(complete, row)]), 1) for row in federated]
+        first, second = sorted(set(means), reverse=True)[:2]
+        for row, mean in zip(federated, means, strict=True):
+            assert table[row][name].startswith("**") == (mean == first)
+            assert table[row][name].startswith("<u>") == (mean == second)
+        assert table["centralized"][name] == plain(table["centralized"][name])
+
+
+def test_paired_differences_are_those_of_scipy(whole, complete):
+    (_, rows), *details = tables(whole[0], "## FedNCA-ML against FedAvg")
+    assert len(details) == len(SETTINGS)
+    assert len(rows) == len(SETTINGS) * 6
+    for setting, names, *cells, drawn, pairs in rows:
+        row, base = names.split(" − ")
+        assert (drawn, pairs) == ("3", "5")
+        for name, cell in zip(("macro-F1", "macro-F1 cal.", "macro-AUC"), cells, strict=True):
+            means = []
+            for draw in DRAWS:
+                keys = [(Entry(setting, row, draw, s).path, Entry(setting, base, draw, s).path) for s in range(3)]
+                gaps = [
+                    metric(complete[a], name) - metric(complete[b], name) for a, b in keys if {a, b} <= set(complete)
+                ]
+                means += [np.mean(gaps)] if gaps else []
+            low, high = stats.ttest_1samp(means, 0).confidence_interval(0.95)
+            word = "better" if low > 0 else "worse" if high < 0 else "equal"
+            shows(cell, [np.mean(means), low, high])
+            assert cell.endswith(f"] {word}")
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(5.0, "better"), (0.0, "equal"), (-5.0, "worse")])
+def test_verdicts_of_constructed_gains(complete, gain, verdict):
+    records = dict(complete)
+    for path, record in complete.items():
+        if record["row"] == "fednca-ml":
+            base = complete.get(Entry(record["setting"], "fedavg", record["draw"], record["seed"]).path)
+            records[path] = copy.deepcopy(record)
+            # A gain that moves a little from draw to draw and seed to seed, around its mean.
+            moved = gain + 0.3 * (record["draw"] - 2) + 0.1 * (record["seed"] - 1)
+            value = base["results"]["val"]["test"]["macro_f1"] + moved / 100
+            records[path]["results"]["val"]["test"]["macro_f1"] = value
+    rows = tables("\n" + against_fedavg(Study(records)), "## FedNCA-ML against FedAvg")[0][1]
+    words = [row[2].split()[-1] for row in rows if row[1] == "fednca-ml − fedavg"]
+    assert words == [verdict] * len(SETTINGS)
+
+
+def test_a_verdict_on_one_draw_says_so(complete):
+    chosen = {setting: chosen_draw(setting, complete) for setting in SETTINGS}
+    short = {path: r for path, r in complete.items() if r["config"]["train"]["rounds"] == 30}
+    one = {path: r for path, r in complete.items() if r["draw"] == chosen[r["setting"]]}
+    rows = tables("\n" + against_fedavg(Study(short | one)), "## FedNCA-ML against FedAvg")[0][1]
+    for row in rows:
+        assert all(cell.endswith("on this draw") for cell in row[2:5])
+        assert row[5:] == ["1", "3"]
+
+
+def test_spread_over_draws_stands_beside_spread_over_seeds(whole, complete):
+    for setting in SETTINGS:
+        ((header, rows),) = tables(whole[0], f"### {setting}: several draws")
+        chosen = chosen_draw(setting, complete)
+        drawn = [int(name.split()[1]) for name in header[2:5]]
+        assert drawn[0] == chosen
+        assert header[2] == f"draw {chosen} (taken)"
+        assert {row[0] for row in rows} == {*TABLE[:3], strongest_other(setting, chosen, complete)}
+        for row, name, *cells in rows:
+            values = [metric(complete[Entry(setting, row, draw, 0).path], name) for draw in drawn]
+            seeds = [metric(record, name) for record in runs(complete, row, setting)]
+            expected = [*values, np.mean(values), np.std(values, ddof=1), np.std(seeds, ddof=1)]
+            shows(" ".join(cells), expected)
+
+
+def test_components_have_published_values_and_f1_by_class(whole, complete):
+    metrics, classes, paired = tables(whole[0], f"### {SETTING}: components")
+    values = [100 * r["results"]["val"]["test"]["class_f1"][4] for r in runs(complete, COMPONENTS["ETF"])]
+    mean, std = np.mean(values), np.std(values, ddof=1)
+    shows(by_name(classes)["ETF"]["melanoma"], [mean, std, 0.0, mean])
+    full = [metric(record, "macro-F1") for record in runs(complete, "fednca-ml")]
+    shows(by_name(metrics)["all"]["macro-F1"], [np.mean(full), np.std(full, ddof=1), 51.38, np.mean(full) - 51.38])
+    base = [metric(record, "macro-F1") for record in runs(complete, "fedavg")]
+    low, high = stats.ttest_rel(full, base).confidence_interval(0.95)
+    shows(by_name(paired)["all − FC"]["macro-F1"], [np.mean(full) - np.mean(base), low, high])
+
+
+def test_published_ablations_were_copied_well():
+    """The mean of the published F1 by class is the published macro-F1, up to the paper's own rounding."""
+    rows = [values for key, values in published_ablations().items() if key[:2] == ("components", "dermamnist")]
+    assert len(rows) == len(COMPONENTS)
+    for values in rows:
+        assert np.mean([values[str(c)] for c in range(7)]) == pytest.approx(values["macro_f1"], abs=0.2)
+
+
+def test_the_draw_taken_is_marked_with_its_numbers(whole, complete):
+    for setting in SETTINGS:
+        ((header, rows),) = tables(whole[0], f"### {setting}: draws")
+        chosen = chosen_draw(setting, complete)
+        assert [row[0] for row in rows if "taken" in row[0]] == [f"**{chosen} (taken)**"]
+        record = complete[Entry(setting, "fedavg", chosen, 0, 30).path]
+        cells = dict(zip(header, map(plain, rows[1 + chosen]), strict=True))
+        shows(cells["macro-F1"], [metric(record, "macro-F1")])
+        assert cells["label distance"] == f"{record['partition']['label_distance']:.2f}"
+        gaps = {row[0]: float(plain(row[5])) for row in rows[1:]}
+        assert min(gaps, key=gaps.get) == f"**{chosen} (taken)**"
+
+
+def test_gains_are_means_of_paired_differences(whole, complete):
+    ((header, rows),) = tables(whole[0], "## When does it help?")
+    assert len(rows) == len(SETTINGS) * (7 + 2 * 3)  # all methods on the draw taken, three of them on two more
+    setting, row, draw, seeds, label_distance, *_, at_half, calibrated = rows[0]
+    places = [(int(draw), seed) for seed in range(int(seeds))]
+    pairs = [[complete[Entry(setting, r, *place).path] for r in (row, "fedavg")] for place in places]
+    for name, cell in (("macro-F1", at_half), ("macro-F1 cal.", calibrated)):
+        shows(cell, [np.mean([metric(a, name) - metric(b, name) for a, b in pairs])])
+    assert label_distance == f"{pairs[0][1]['partition']['label_distance']:.2f}"
+    assert header[-1] == "macro-F1 cal."
+
+
+def test_features_have_silhouettes_and_cosines(whole, complete):
+    ((_, rows),) = tables(whole[0], f"### {SETTING}: features")
+    features = runs(complete, "fedavg")[0]["features"]
+    cosines = np.array(features["mean_cosines"])
+    expected = [*features["silhouette"].values(), -1 / 6, np.abs(cosines[~np.eye(7, dtype=bool)] + 1 / 6).mean()]
+    assert rows[0] == ["FC", *(f"{value:.3f}" for value in expected)]

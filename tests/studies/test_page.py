@@ -1,0 +1,129 @@
+"""The page of results from no records, some and all: what it says, links to and is made of again."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import page
+import pytest
+from page import FOLDER, PAGE, main, make_page, records_of, what_differs
+from plan import SETTINGS, Entry, chosen_draw
+from reading import NUMBER, SETTING, by_name, tables
+from records import RECORDS
+
+SCRIPT = Path(page.__file__)
+
+
+@pytest.fixture(scope="module")
+def partial(complete):
+    """Records of one setting alone: SCAFFOLD with two seeds, FedLGT with one and SphereFed with none."""
+    gone = {("scaffold", 2), ("fedlgt", 1), ("fedlgt", 2), *(("spherefed", seed) for seed in range(3))}
+    own = {path: record for path, record in complete.items() if record["setting"] == SETTING}
+    return {path: record for path, record in own.items() if (record["row"], record["seed"]) not in gone}
+
+
+def test_the_note_of_a_row_stands_wherever_the_row_does(whole, partial):
+    note = "fedlgt: text table: random orthonormal stand-in."
+    for text in (whole[0], make_page(partial).text):
+        sections = re.split(r"^#{2,3} ", text, flags=re.MULTILINE)
+        for block in sections:
+            tabled = re.findall(rf"^\| (?!`).*fedlgt.*{NUMBER}", block, flags=re.MULTILINE)
+            if tabled or "curves-" in block or "gains.svg" in block:
+                assert note in block, block[:80]
+
+
+def test_what_has_not_been_run_says_so(partial):
+    text = make_page(partial).text
+    main_table = by_name(tables(text, f"### {SETTING}")[0])
+    assert set(main_table["spherefed"].values()) == {"not run", "0 of 3"}
+    assert main_table["scaffold"]["seeds"] == "2 of 3"
+    assert re.match(rf"{NUMBER}±{NUMBER} ", main_table["scaffold"]["macro-F1"])
+    assert main_table["fedlgt"]["seeds"] == "1 of 3"
+    assert re.match(rf"{NUMBER} \(", main_table["fedlgt"]["macro-F1"])  # one run has no deviation
+    assert not any(cell.startswith(("**", "<u>")) for cell in main_table["scaffold"].values())
+    other = by_name(tables(text, "### cifar10-0.5")[0])
+    assert all(set(cells.values()) == {"not run", "0 of 3"} for cells in other.values())
+    assert f"{FOLDER}/curves-{SETTING}.svg" in text
+    assert "curves-cifar10-0.5" not in text
+
+
+def test_without_any_record_there_are_no_numbers_of_ours():
+    made = make_page({})
+    assert not made.figures
+    assert "![" not in made.text
+    assert not re.search(rf"{NUMBER}±|\[{NUMBER}", made.text)
+    assert made.text.count("not run") > 100
+    assert "0 done of the 20" in made.text
+
+
+def test_a_run_that_was_tried_out_stands_apart(whole, complete, invent):
+    entry = Entry(SETTING, "fedavg", chosen_draw(SETTING, complete), 0, changes=(("data.image_size", 64),))
+    text = make_page(complete | {entry.path: invent(entry)}).text
+    assert [row[2] for row in tables(text, "## Tried out")[0][1]] == ["`image_size-64`"]
+    assert tables(text, f"### {SETTING}") == tables(whole[0], f"### {SETTING}")
+    assert "Tried out" not in whole[0]
+
+
+def test_every_record_is_listed(whole, complete):
+    rows = tables(whole[0], "## Records")[0][1]
+    assert {row[0].strip("`") for row in rows} == {path.as_posix() for path in complete}
+    seconds = sum(record["seconds"] for record in complete.values())
+    assert f"{seconds / 3600:.1f} hours" in whole[0]
+
+
+def test_links_lead_to_figures_and_headings(whole):
+    text, out = whole
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    anchors = {re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in re.findall(r"^#+ (.+)$", text, re.M)}
+    pictures = [link for link in links if not link.startswith("#")]
+    assert {path.name for path in (out / FOLDER).iterdir()} == {Path(link).name for link in pictures}
+    assert len(pictures) == len(SETTINGS) + 1 + 2 * 2
+    assert all((out / link).stat().st_size < 300_000 for link in pictures)
+    assert {link[1:] for link in links if link.startswith("#")} <= anchors
+
+
+def write_records(records, folder):
+    for path, record in records.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_the_same_records_give_the_same_bytes_in_another_process(whole, complete, tmp_path):
+    records, out = tmp_path / "records", tmp_path / "docs"
+    write_records(dict(reversed(complete.items())), records)
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, SCRIPT, "--records", records, "--out", out], check=True, env=environment)
+    names = [PAGE, *(f"{FOLDER}/{path.name}" for path in (whole[1] / FOLDER).iterdir())]
+    for name in names:
+        assert (out / name).read_bytes() == (whole[1] / name).read_bytes(), name
+
+
+def test_a_check_fails_until_the_page_is_written_again(complete, tried_draws, tmp_path):
+    records, out = tmp_path / "records", tmp_path / "docs"
+    run = Entry(SETTING, "fedavg", chosen_draw(SETTING, complete), 0).path
+    write_records(tried_draws | {run: complete[run]}, records)
+    command = ["--records", str(records), "--out", str(out)]
+    with pytest.raises(SystemExit, match="is not what the records give"):
+        main([*command, "--check"])
+    (out / FOLDER).mkdir(parents=True)
+    (out / FOLDER / "gone.svg").write_text("an earlier figure")
+    main(command)
+    main([*command, "--check"])
+    assert not (out / FOLDER / "gone.svg").exists()
+    (out / FOLDER / f"curves-{SETTING}.svg").unlink()
+    with pytest.raises(SystemExit, match="figures"):
+        main([*command, "--check"])
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--records", str(tmp_path / "nowhere")])
+    assert stop.value.code == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_page_in_the_repository_is_what_its_records_give():
+    assert what_differs(make_page(records_of(RECORDS)), page.OUT) == ""

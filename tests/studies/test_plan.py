@@ -1,0 +1,127 @@
+"""What is run and in which order, against counts and distances worked out by hand."""
+
+import csv
+from itertools import product
+
+import numpy as np
+from plan import (
+    ABLATED,
+    COMPONENTS,
+    DERMAMNIST,
+    DRAWS,
+    EXTRAS,
+    FEDNCA,
+    QUERIES,
+    SETTINGS,
+    TABLE,
+    Entry,
+    chosen_draw,
+    draws,
+    gap,
+    plan,
+    spread,
+    strongest_other,
+)
+
+from fednca.report.published import PUBLISHED
+
+METRICS = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
+
+
+def reported(setting):
+    """What the paper's FedAvg row says, read from the file of published numbers."""
+    dataset, _, beta = setting.rpartition("-")
+    with PUBLISHED.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["dataset"], row["beta"]) == (dataset, beta)]
+    found = {row["metric"]: float(row["value"]) for row in rows if row["method"] == "fedavg"}
+    return np.array([found[metric] for metric in METRICS])
+
+
+def draws_at(setting, distances, invent):
+    """Records of a setting's draws, each so many points beside the published values, to either side."""
+    records = {}
+    for entry, distance in zip(draws(setting), distances, strict=True):
+        record = invent(entry)
+        values = (reported(setting) + distance * np.array([1, -1, 1, -1])) / 100
+        record["results"]["val"]["test"] |= dict(zip(METRICS, values.tolist(), strict=True))
+        records[entry.path] = record
+    return records
+
+
+def test_the_draw_nearest_to_the_published_fedavg_is_taken(invent):
+    for setting in SETTINGS:
+        records = draws_at(setting, [3.0, 2.0, 5.0, 0.5, 1.0], invent)
+        assert chosen_draw(setting, records) == 3
+        gaps = [gap(records[entry.path]) for entry in draws(setting)]
+        np.testing.assert_allclose(gaps, [3.0, 2.0, 5.0, 0.5, 1.0])
+
+
+def test_no_draw_is_taken_while_one_is_untried(invent):
+    records = draws_at("cifar10-0.5", [3.0, 2.0, 5.0, 0.5, 1.0], invent)
+    del records[Entry("cifar10-0.5", "fedavg", 2, 0, 30).path]
+    assert chosen_draw("cifar10-0.5", records) is None
+
+
+def test_the_plan_begins_with_the_draws_alone():
+    entries = plan({})
+    assert {(e.setting, e.draw) for e in entries} == set(product(SETTINGS, DRAWS))
+    assert len(entries) == 20
+    assert {(e.row, e.seed, e.rounds) for e in entries} == {("fedavg", 0, 30)}
+
+
+def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
+    one = draws_at("dermamnist-0.1", [3.0, 2.0, 5.0, 0.5, 1.0], invent)
+    sizes = [len(plan(records)) for records in ({}, one, tried_draws, complete)]
+    # One setting: its table, 4 component rows of its own, FedAvg and FedNCA-ML on two more draws, extras, 2 queries.
+    assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 2 * 3 + 7 * 3 + 2 * 3
+    # With all settings the strongest other method adds two draws each, once it is known.
+    assert sizes[2] == 20 + 4 * 9 * 3 + 2 * 4 * 3 + 4 * 2 * 3 + 2 * 7 * 3 + 2 * 2 * 3
+    assert sizes[3] - sizes[2] == 4 * 2
+
+
+def test_no_run_is_planned_twice_and_no_two_share_a_record(complete):
+    entries = plan(complete)
+    assert len(set(entries)) == len(entries) == len({entry.path for entry in entries})
+
+
+def test_each_part_has_the_runs_it_needs(complete):
+    planned = {(e.setting, e.row, e.draw, e.seed) for e in plan(complete) if e.rounds == 100}
+    chosen = {setting: chosen_draw(setting, complete) for setting in SETTINGS}
+
+    def has_three_seeds(settings, rows):
+        wanted = {(s, row, chosen[s], seed) for s, row, seed in product(settings, rows, (0, 1, 2))}
+        return wanted <= planned
+
+    eight = {"fedavg", "fedprox", "fedcurv", "scaffold", "spherefed", "fedlgt", "centralized", "fednca-ml"}
+    assert set(TABLE) == eight | {"fednca-ml:variant=released"}
+    assert has_three_seeds(SETTINGS, TABLE)
+    assert has_three_seeds(ABLATED, COMPONENTS.values())
+    assert has_three_seeds(DERMAMNIST, EXTRAS)
+    assert has_three_seeds(ABLATED, QUERIES.values())
+    for setting in SETTINGS:
+        rows = {entry.row for entry in spread(setting, complete)}
+        assert rows > {"fedavg", *FEDNCA}
+        assert len(rows) == 4
+        for row in rows:
+            assert len({draw for s, r, draw, seed in planned if (s, r, seed) == (setting, row, 0)}) >= 3
+
+
+def test_features_are_kept_for_three_components_of_two_settings(complete):
+    kept = [entry for entry in plan(complete) if complete[entry.path]["features"] and entry.rounds == 100]
+    rows = {"fedavg", "fednca-ml:lambda1=0,lambda2=0", "fednca-ml"}
+    for setting in ("dermamnist-0.1", "cifar10-0.5"):
+        draw = chosen_draw(setting, complete)
+        assert {entry.row for entry in kept if (entry.setting, entry.draw) == (setting, draw)} == rows
+
+
+def test_the_strongest_other_method_has_the_best_validation_mean(complete):
+    setting = "dermamnist-0.5"
+    draw = chosen_draw(setting, complete)
+    others = ("fedprox", "fedcurv", "scaffold", "spherefed", "fedlgt")
+    means = [
+        np.mean([complete[Entry(setting, row, draw, s).path]["results"]["val"]["val"]["macro_f1"] for s in range(3)])
+        for row in others
+    ]
+    assert strongest_other(setting, draw, complete) == others[np.argmax(means)]
+    fewer = {path: record for path, record in complete.items() if path != Entry(setting, "fedlgt", draw, 1).path}
+    assert strongest_other(setting, draw, fewer) is None
