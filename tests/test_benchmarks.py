@@ -108,3 +108,20 @@ def test_settings_are_changed_by_their_path(bench):
     assert (config.model.backbone, config.data.image_size, config.train.rounds) == ("resnet18", 64, 4)
     with pytest.raises(FedncaError, match=r"model.backbon"):
         configure("demo", "fedavg", 1, ["model.backbon=resnet18"])
+
+
+def test_training_is_subtracted_from_the_rounds_between_whose_beginnings_it_lies(bench):
+    tools = bench("flower_rounds")
+    workers = [[(1.0, 2.0), (6.0, 7.5)], [(1.0, 1.5), (3.0, 4.0), (9.5, 20.0)]]
+    rounds = tools.cut([0.0, 5.0, 9.0, 21.0], workers, every=2)
+    assert [each.seconds for each in rounds] == [5, 4, 12]
+    assert [each.beyond for each in rounds] == [3.5, 2.5, 1.5]  # the first worker, busy for 1 s, did not delay round 1
+    assert [each.judged for each in rounds] == [False, True, False]
+
+
+def test_of_several_repeats_the_one_with_the_least_beyond_training_counts(bench):
+    tools = bench("flower_rounds")
+    slow = [tools.Round(4.0, 1.0, False), tools.Round(9.0, 0.0, True), tools.Round(5.0, 1.0, False)]
+    fast = [tools.Round(6.0, 4.0, False), tools.Round(9.5, 0.0, True), tools.Round(5.0, 3.0, False)]
+    assert tools.best_repeat([slow, fast], judged=False) == (5.5, 2.0)
+    assert tools.best_repeat([slow, fast], judged=True) == (9.0, 9.0)

@@ -130,11 +130,11 @@ def check_weights(tensors: Tensors, where: str) -> None:
     floats = [tensor for tensor in whole.values() if tensor.is_floating_point() and tensor.numel()]
     if not floats:
         return
-    largest = [each.double() for each in torch._foreach_norm(floats, math.inf)]
-    if bool(torch.stack(largest).isfinite().all()):
+    if bool(torch.stack([norm.double() for norm in torch._foreach_norm(floats)]).isfinite().all()):
         return
-    name = next(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
-    raise RunFailedError(f"{where}: '{name}' is not finite; try a smaller learning rate or clip_norm")
+    for name, tensor in tensors.items():  # a norm may be too large for a float where no number is
+        if not bool(torch.isfinite(tensor).all()):
+            raise RunFailedError(f"{where}: '{name}' is not finite; try a smaller learning rate or clip_norm")
 
 
 def judge(job: Job, server: Server, where: str) -> Record:

@@ -65,8 +65,11 @@ def read_tensors(content: RecordDict, part: str, expected: Tensors) -> Tensors:
         wanted = expected[name]
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise FedncaError(f"its '{name}' is {_describe(tensor)}, not {_describe(wanted)}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise FedncaError(f"its '{name}' is not finite")
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    if not math.isfinite(norm(floats.values())):  # far faster than to look at each number; it may also be too large
+        for name, tensor in floats.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise FedncaError(f"its '{name}' is not finite")
     return tensors
 
 
@@ -93,14 +96,18 @@ def read_count(record: MetricRecord, name: str) -> int:
     return value
 
 
-def check_norm(update: Update, server: Server, bound: float, lr: float) -> None:
-    """Refuse an update whose change, or whose extra tensors, are absurdly large beside the global weights.
+def largest_norm(weights: Tensors, bound: float) -> float:
+    """Return the largest norm that a change of these weights may have; `bound` is in units of the weights' own."""
+    return bound * max(1.0, norm(tensor for tensor in weights.values() if tensor.is_floating_point()))
+
+
+def check_norm(update: Update, server: Server, largest: float, lr: float) -> None:
+    """Refuse an update whose change, or whose extra tensors, are absurdly large.
 
     Extra tensors may be mean steps divided by the learning rate, as SCAFFOLD's are, and so larger by 1 / lr.
     """
     names = [name for name, tensor in server.weights.items() if tensor.is_floating_point()]
-    largest = bound * max(1.0, norm(server.weights[name] for name in names))
-    change = norm(update.weights[name] - server.weights[name] for name in names)
+    change = math.hypot(*(float(torch.dist(update.weights[name], server.weights[name])) for name in names))
     extra = norm(update.extra.values())
     if not change <= largest:
         raise FedncaError(f"its change of the weights has norm {change:.3g}, where at most {largest:.3g} is plausible")

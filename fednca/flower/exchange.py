@@ -2,28 +2,35 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-POLL = 0.5  # seconds between two looks for an answer
+from fednca.errors import FedncaError
+
+T = TypeVar("T")
+Read = Callable[[str, RecordDict], T]  # what a site's answer says; FedncaError tells why it does not count
+
+POLL = (0.1, 0.5)  # fewest and most seconds between two looks for an answer
+WAITED = 0.1  # share of the time waited so far after which to look again
 KNOWN = {
     int(ErrorCode.NODE_UNAVAILABLE): "it went offline",
     int(ErrorCode.MESSAGE_UNAVAILABLE): "it did not answer in time",
     int(ErrorCode.REPLY_MESSAGE_UNAVAILABLE): "it did not answer in time",
 }
-WATCH = 5.0  # seconds between two looks at who is connected
+WATCH = 2.0  # seconds between two looks at who is connected
 
 
 @dataclass(frozen=True)
-class Answers:
+class Answers(Generic[T]):
     """What sites answered, and why others did not, by site."""
 
-    replies: dict[str, RecordDict] = field(default_factory=dict)
+    replies: dict[str, T] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -32,20 +39,21 @@ def connections(grid: Grid) -> dict[int, str]:
     return {node.node_id: node.last_activated_at for node in grid.get_nodes()}
 
 
-def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float) -> Answers:
-    """Send each site its message and collect answers until all are there or `deadline` seconds have passed.
+def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read: Read[T]) -> Answers[T]:
+    """Send each site its message and read answers until all are there or `deadline` seconds have passed.
 
-    Each answer is fetched by a thread of its own: a site that dies while it uploads holds up nobody else.
+    Each answer is fetched by a thread of its own: a site that dies while it uploads holds up nobody else. It is read as
+    soon as it comes, while other sites are still at work.
     """
-    answers, over = Answers(), threading.Event()
+    answers, over = Answers[T](), threading.Event()
     before = connections(grid)
     nodes = {site: message.metadata.dst_node_id for site, message in messages.items()}
     pool = ThreadPoolExecutor(max(1, len(messages)), thread_name_prefix="answers")
     pending: dict[Future[Message | None], str] = {}
+    pushed = set(grid.push_messages(list(messages.values())))  # together, so that what they share is sent once
     for site, message in messages.items():
-        pushed = next(iter(grid.push_messages([message])), None)
-        if pushed:
-            pending[pool.submit(fetch, grid, pushed, over)] = site
+        if message.metadata.message_id in pushed:
+            pending[pool.submit(fetch, grid, message.metadata.message_id, over)] = site
         else:
             answers.missing[site] = "the SuperLink did not take the message for it"
     began = time.monotonic()
@@ -53,7 +61,7 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float) -> An
         left = began + deadline - time.monotonic()
         done, _ = wait(pending, timeout=max(0.0, min(WATCH, left)), return_when="FIRST_COMPLETED")
         for future in done:
-            take(answers, pending.pop(future), future)
+            take(answers, pending.pop(future), future, read)
         if left <= 0:
             answers.missing.update(dict.fromkeys(pending.values(), f"it did not answer within {deadline:g} s"))
             break
@@ -69,15 +77,16 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float) -> An
 
 
 def fetch(grid: Grid, message_id: str, over: threading.Event) -> Message | None:
-    """Look for the answer to a message until it is there, or until it is over."""
+    """Look for the answer to a message until it is there, or until it is over; the longer it takes, the less often."""
+    began, (shortest, longest) = time.monotonic(), POLL
     while not over.is_set():
         for reply in grid.pull_messages([message_id]):
             return reply
-        over.wait(POLL)
+        over.wait(min(longest, max(shortest, WAITED * (time.monotonic() - began))))
     return None
 
 
-def take(answers: Answers, site: str, future: "Future[Message | None]") -> None:
+def take(answers: Answers[T], site: str, future: "Future[Message | None]", read: Read[T]) -> None:
     """Put a fetched answer where it belongs."""
     error = future.exception()
     reply = None if error else future.result()
@@ -87,4 +96,7 @@ def take(answers: Answers, site: str, future: "Future[Message | None]") -> None:
         reason = KNOWN.get(reply.error.code) or reply.error.reason or f"it answered with error {reply.error.code}"
         answers.missing[site] = reason.partition("\n")[0][:200]
     else:
-        answers.replies[site] = reply.content
+        try:
+            answers.replies[site] = read(site, reply.content)
+        except FedncaError as refusal:
+            answers.missing[site] = str(refusal)

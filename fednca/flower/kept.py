@@ -3,13 +3,20 @@ in the SuperNode's memory and is gone when it restarts.
 
 The server says which version counts: the one after the last round in which it took the site's update. A round that is
 done again after a restart of the server, or whose update came too late, then starts from where it started before.
+
+Each run has a folder of its own, named by its id; when a run begins, all but the latest others are removed.
 """
 
+import re
+import shutil
 from pathlib import Path
 
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.files import explain_write
 from fednca.methods.base import Server, Tensors
+
+RUNS = 3  # whose states a site keeps
+RUN = re.compile("[0-9a-f]{16}")  # a run's id, and the name of its folder
 
 
 def load_state(folder: Path, number: int) -> Tensors | None:
@@ -25,12 +32,21 @@ def save_state(folder: Path, number: int, accepted: int, state: Tensors) -> None
     if not state:
         return
     with explain_write(folder):
+        if not folder.exists():
+            forget_runs(folder.parent, RUNS - 1)
         folder.mkdir(parents=True, exist_ok=True)
     save_checkpoint(_path(folder, number), State(number, Server({}), {0: state}))
     keep = {_path(folder, each).stem for each in (number, accepted)}
     for path in folder.glob("round-*"):
         if path.stem not in keep:
             path.unlink(missing_ok=True)
+
+
+def forget_runs(folder: Path, keep: int) -> None:
+    """Remove the states of all runs in a folder but those that were changed last."""
+    runs = [path for path in folder.glob("*") if RUN.fullmatch(path.name) and path.is_dir()]
+    for path in sorted(runs, key=lambda run: run.stat().st_mtime)[: max(0, len(runs) - keep)]:
+        shutil.rmtree(path)
 
 
 def _path(folder: Path, number: int) -> Path:

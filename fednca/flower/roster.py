@@ -110,15 +110,12 @@ class Roster:
         self._open.add(node.node_id)
 
     def _hear(self, node: NodeInfo, answer: "Future[Message | None]") -> None:
-        who, answers = f"node {node.node_id}", Answers()
-        take(answers, who, answer)
-        try:
-            if who in answers.missing:
-                raise FedncaError(answers.missing[who])
-            site = read_site(answers.replies[who], node.node_id)
-        except FedncaError as error:
-            LOG.warning("%s did not say which site it is: %s", who, error)
+        who, answers = f"node {node.node_id}", Answers[Announced]()
+        take(answers, who, answer, lambda _, content: read_site(content, node.node_id))
+        if who in answers.missing:
+            LOG.warning("%s did not say which site it is: %s", who, answers.missing[who])
             return
+        site = answers.replies[who]
         try:
             self._check(site, node.name)
         except FedncaError as error:

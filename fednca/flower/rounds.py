@@ -21,6 +21,7 @@ from fednca.engine.loop import Record, check_weights, choose_clients, describe_r
 from fednca.errors import FedncaError, RunFailedError
 from fednca.flower.checks import (
     check_norm,
+    largest_norm,
     read_histograms,
     read_tensors,
     read_update,
@@ -29,7 +30,7 @@ from fednca.flower.checks import (
 )
 from fednca.flower.config import ServerConfig
 from fednca.flower.evaluate import judge
-from fednca.flower.exchange import Answers, exchange
+from fednca.flower.exchange import Answers, Read, T, exchange
 from fednca.flower.ledger import Ledger
 from fednca.flower.privacy import noise_average, privatize_update
 from fednca.flower.records import to_arrays
@@ -103,8 +104,10 @@ class Coordinator:
             folder=str(self.folder / "clients") if self.settings.simulated else "",
         )
 
-    def ask(self, kind: str, tasks: Iterable[tuple[str, Task]], tensors: Mapping[str, ArrayRecord]) -> Answers:
-        """Send sites their tasks, each with the same tensors, and collect their answers."""
+    def ask(
+        self, kind: str, tasks: Iterable[tuple[str, Task]], tensors: Mapping[str, ArrayRecord], read: Read[T]
+    ) -> Answers[T]:
+        """Send sites their tasks, each with the same tensors, and read their answers."""
         shared = {"constants": self.constants, **tensors}
         messages = {
             site: Message(
@@ -116,7 +119,7 @@ class Coordinator:
             )
             for site, task in tasks
         }
-        return exchange(self.grid, messages, self.settings.deadline)
+        return exchange(self.grid, messages, self.settings.deadline, read)
 
 
 def play_round(job: Coordinator, state: State) -> tuple[State, Record, Judged | None]:
@@ -167,23 +170,22 @@ def train_sites(
     accepted = {job.sites[k]: int(own["accepted"]) for k, own in state.clients.items()}
     tasks = [(site, job.task(site, state.round + 1, accepted.get(site, 0))) for site in sites]
     tensors = {"weights": to_arrays(state.server.weights), "received": to_arrays(job.method.send(state.server))}
-    job.ledger.ask(sites)
-    answers = job.ask(MessageType.TRAIN, tasks, tensors)
-    left_out |= answers.missing
-    results, notes = [], {}
-    for site, content in answers.replies.items():
-        try:
-            result = read_update(content, job.sites.index(site), job.expected)
-            check_norm(result.update, state.server, job.settings.norm_bound, job.config.train.lr)
-            check_samples(job.roster, site, result.update.samples)
-        except FedncaError as error:
-            left_out[site] = str(error)
-            continue
-        results.append(result)
+    largest = largest_norm(state.server.weights, job.settings.norm_bound)
+    notes = {}
+
+    def read(site: str, content: RecordDict) -> Result:
+        result = read_update(content, job.sites.index(site), job.expected)
+        check_norm(result.update, state.server, largest, job.config.train.lr)
+        check_samples(job.roster, site, result.update.samples)
         if content.metric_records["counts"].get("state_lost"):
             notes[site] = "it began anew with the method's state, since the kept one is gone"
             LOG.warning("round %s: site '%s': %s", state.round + 1, site, notes[site])
-    return sorted(results, key=lambda result: result.update.client), notes
+        return result
+
+    job.ledger.ask(sites)
+    answers = job.ask(MessageType.TRAIN, tasks, tensors, read)
+    left_out |= answers.missing
+    return sorted(answers.replies.values(), key=lambda result: result.update.client), notes
 
 
 def check_samples(roster: Roster, site: str, samples: int) -> None:
@@ -234,15 +236,12 @@ def close_model(job: Coordinator, server: Server, number: int, missing: dict[str
     """Hold the method's closing exchange with all sites; None where too few take part."""
     if not job.method.closes:
         return server
-    sites = sorted(job.roster.present)
-    answers = job.ask(CLOSE, [(s, job.task(s, number)) for s in sites], {"weights": to_arrays(server.weights)})
+    tasks = [(site, job.task(site, number)) for site in sorted(job.roster.present)]
+    tensors = {"weights": to_arrays(server.weights)}
+    expected = job.expected_sums
+    answers = job.ask(CLOSE, tasks, tensors, lambda _, content: read_tensors(content, "sums", expected))
     missing |= answers.missing
-    sums: list[Tensors] = []
-    for site in sorted(answers.replies):
-        try:
-            sums.append(read_tensors(answers.replies[site], "sums", job.expected_sums))
-        except FedncaError as error:
-            missing[site] = str(error)
+    sums = [answers.replies[site] for site in sorted(answers.replies)]
     return job.method.close_server(server, sums) if len(sums) >= job.settings.min_sites else None
 
 
@@ -250,21 +249,16 @@ def collect_histograms(
     job: Coordinator, server: Server, number: int, missing: dict[str, str]
 ) -> dict[str, dict[str, Tensor]]:
     """Let all sites judge a model and return their histograms for val and test."""
-    sites = [site for site in sorted(job.roster.present) if site not in missing]
-    tensors = {"weights": to_arrays(server.weights)}
-    answers = job.ask(MessageType.EVALUATE, [(site, job.task(site, number)) for site in sites], tensors)
-    missing |= answers.missing
+    tasks = [(site, job.task(site, number)) for site in sorted(job.roster.present) if site not in missing]
     shape = (2, len(job.classes), job.config.calibrate.bins + 1)
-    sent = {}
-    for site in sorted(answers.replies):
+
+    def read(site: str, content: RecordDict) -> dict[str, Tensor]:
         images = job.roster.present[site].images
-        try:
-            sent[site] = {
-                part: read_histograms(answers.replies[site], part, shape, images[part]) for part in ("val", "test")
-            }
-        except FedncaError as error:
-            missing[site] = str(error)
-    return sent
+        return {part: read_histograms(content, part, shape, images[part]) for part in ("val", "test")}
+
+    answers = job.ask(MessageType.EVALUATE, tasks, {"weights": to_arrays(server.weights)}, read)
+    missing |= answers.missing
+    return {site: answers.replies[site] for site in sorted(answers.replies)}
 
 
 def better(best: Best | None, number: int, record: Record, config: Config) -> Best:

@@ -3,6 +3,9 @@
 import json
 import logging
 import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ from fednca.runs import select_rounds
 from fednca.setup import build_model, cpu_threads
 
 LOG = logging.getLogger("flwr.fednca")
+TAKE_OVER = 60.0  # seconds to wait for the end of a server that has lost its SuperLink
+LOOK = 0.5  # seconds between two looks whether it has
 
 
 def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
@@ -45,7 +50,7 @@ def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
         raise FedncaError(f"'{folder}' holds a run already; go on with resume=true, or give another `out`")
     with explain_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), cpu_threads(config.threads):
+    with taken_over(folder, TAKE_OVER if resume else 0.0), cpu_threads(config.threads):
         job, state = go_on(grid, settings, config, method) if begun else begin(grid, settings, config, method)
         try:
             play(job, state)
@@ -54,6 +59,22 @@ def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
         finally:
             job.roster.close()
     return folder
+
+
+@contextmanager
+def taken_over(folder: Path, seconds: float) -> Iterator[None]:
+    """Lock a run's folder, and wait so long for another server to leave it."""
+    end = time.monotonic() + seconds
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder))
+                break
+            except FedncaError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(LOOK)
+        yield
 
 
 def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
@@ -99,7 +120,9 @@ def go_on(grid: Grid, settings: ServerConfig, config: Config, method: Method) ->
         raise FedncaError(f"the run in '{folder}' has sites {', '.join(facts['sites'])}; a changed list is a new run")
     state = load_checkpoint(folder / "last.safetensors")
     truncate_history(folder / "history.jsonl", state.round)
-    settle_best(folder, state)
+    aside = folder / "next.safetensors"
+    if aside.exists():
+        settle_best(folder, known=state.best is not None and load_checkpoint(aside).round == state.best.round)
     joined = tuple(facts["classes"])
     roster = gather(grid, settings, config, facts["run"], sites, joined)
     model = build_model(config, method, joined, pretrained="none")
@@ -161,17 +184,14 @@ def keep(folder: Path, state: State, record: Record, best: Judged | None) -> Non
         chosen = State(state.round, Server(best.server.weights), best=state.best, thresholds=best.thresholds)
         save_checkpoint(folder / "next.safetensors", chosen)
     save_checkpoint(folder / "last.safetensors", state)
-    settle_best(folder, state)
+    if best is not None:
+        settle_best(folder, known=True)
 
 
-def settle_best(folder: Path, state: State) -> None:
+def settle_best(folder: Path, *, known: bool) -> None:
     """Take the model aside as the best one if the last checkpoint knows of it; a lost round's model is dropped."""
-    aside = folder / "next.safetensors"
-    if not aside.exists():
-        return
-    known = state.best is not None and load_checkpoint(aside).round == state.best.round
     for suffix in (".safetensors", ".json"):
-        path = aside.with_suffix(suffix)
+        path = folder / f"next{suffix}"
         if known and path.exists():
             path.replace(folder / f"best{suffix}")
         path.unlink(missing_ok=True)

@@ -165,6 +165,15 @@ class Federation:
         )
         wait_until(self._listens, 60, "the SuperLink's start")
 
+    def start_simulation(self) -> None:
+        """Start a SuperLink that simulates its nodes in this machine's Ray, without TLS, and wait for its port."""
+        (self.folder / "home" / "config.toml").write_text(
+            f"[superlink]\ndefault = 'test'\n\n[superlink.test]\naddress = '127.0.0.1:{self.port}'\ninsecure = true\n"
+        )
+        options = ("--insecure", "--simulation", "--host=127.0.0.1", f"--port={self.port}")
+        self.start("superlink", "flower-superlink", *options, "--disable-runtime-dependency-installation")
+        wait_until(self._listens, 60, "the SuperLink's start")
+
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
@@ -178,7 +187,8 @@ class Federation:
         """Start a site's SuperNode."""
         return self.start(
             site,
-            "flower-supernode",
+            sys.executable,
+            str(Path(__file__).with_name("lively_supernode.py")),
             f"--superlink=127.0.0.1:{self.port}",
             f"--root-certificates={self.folder}/certificates/ca.crt",
             f"--auth-supernode-private-key={self.folder}/{site}.key",
@@ -194,10 +204,10 @@ class Federation:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def run(self, app: Path, **config: object) -> str:
+    def run(self, app: Path, *options: str, **config: object) -> str:
         """Submit a run and return its id."""
-        options = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-        started = self.flwr("run", str(app), "test", "--run-config", options, "--format", "json")
+        settings = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        started = self.flwr("run", str(app), "test", "--run-config", settings, "--format", "json", *options)
         return str(json.loads(started[started.index("{") :])["run-id"])
 
     def status(self, run: str) -> str:

@@ -1,6 +1,8 @@
 """Rounds go on without the sites that fail; the model is then what the engine makes of the others' updates."""
 
 import io
+import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -11,18 +13,19 @@ from in_process import Node, assert_same, engine_rounds, simulated
 
 import fednca.flower.server
 from fednca.engine.checkpoint import save_checkpoint
-from fednca.errors import RunFailedError
+from fednca.errors import FedncaError, RunFailedError
 from fednca.flower import exchange, roster
 from fednca.flower.config import ServerConfig
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.server import serve
+from fednca.runfiles import locked
 from fednca.runs import Run
 
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch):
     monkeypatch.setattr(roster, "PAUSE", 0.05)
-    monkeypatch.setattr(exchange, "POLL", 0.02)
+    monkeypatch.setattr(exchange, "POLL", (0.02, 0.02))
     monkeypatch.setattr(exchange, "WATCH", 0.1)
 
 
@@ -176,6 +179,26 @@ def test_a_server_killed_in_a_round_and_resumed_ends_with_the_same_weights(name,
     assert_same(run.state("last").server, expected)
     assert run.finished
     assert run.state("final").round == run.results["val"]["round"]
+
+
+def test_a_resumed_run_waits_for_the_end_of_a_server_that_lost_its_superlink(tmp_path, monkeypatch):
+    monkeypatch.setattr(fednca.flower.server, "LOOK", 0.05)
+    config = tiny(method__name="fedavg", train__rounds=1)
+    settings, folder = settings_for(config, tmp_path), tmp_path / "run"
+    folder.mkdir()
+    held = ExitStack()
+    held.enter_context(locked(folder))
+    with pytest.raises(FedncaError, match="in use by another process"):
+        serve(simulated(), settings)
+    leaves = threading.Timer(1.0, held.close)
+    leaves.start()
+    run = Run(serve(simulated(), settings, resume=True))
+    assert leaves.finished.is_set()
+    assert_same(run.state("last").server, engine_rounds(config, [[0, 1, 2]]))
+    monkeypatch.setattr(fednca.flower.server, "TAKE_OVER", 0.2)
+    (folder / "results.json").unlink()
+    with locked(folder), pytest.raises(FedncaError, match="in use by another process"):
+        serve(simulated(), settings, resume=True)
 
 
 def test_a_run_killed_before_its_first_round_starts_anew_with_resume(tmp_path):

@@ -38,6 +38,22 @@ def test_tensors_of_any_memory_layout_arrive_and_can_be_changed():
     assert images.min() > 0
 
 
+def test_arrays_are_written_as_flower_writes_them():
+    sent = {
+        "a": torch.rand(2, 3),
+        "b": torch.rand(5),
+        "c": torch.tensor(7),
+        "d": torch.zeros(0),
+        "e": torch.tensor([True]),
+    }
+    record = to_arrays(sent)
+    for array in record.values():
+        again = Array(array.numpy())
+        assert (array.dtype, array.shape, array.stype) == (again.dtype, again.shape, again.stype)
+        assert array.data == again.data
+    assert np.array_equal(record["float32"].numpy(), torch.cat([sent["a"].flatten(), sent["b"], sent["d"]]).numpy())
+
+
 def test_a_record_has_few_arrays_however_many_tensors_there_are():
     assert len(to_arrays({str(number): torch.zeros(2) for number in range(200)})) == 2
 
