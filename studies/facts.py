@@ -75,7 +75,7 @@ def facts_table(study: Study) -> str:
     done = sum(entry.path in study.records for entry in planned)
     hours = sum(record["seconds"] for record in records) / 3600
     versions = [
-        ", ".join([f"Python {r['python']}", *(f"{name} {version}" for name, version in r["packages"].items() if version)])
+        ", ".join(f"{name} {version}" for name, version in {"Python": r["python"], **r["packages"]}.items() if version)
         for r in records
     ]
     facts = {

@@ -27,8 +27,17 @@ def distance_to_ideal(cosines: list[list[float]]) -> float | None:
     Their plain mean would say nothing: around the common mean of vectors of one length it is always the ideal.
     """
     ideal = ideal_cosine(len(cosines))
-    values = [value for i, row in enumerate(cosines) for j, value in enumerate(row) if i != j and not math.isnan(value)]
-    return sum(abs(value - ideal) for value in values) / len(values) if values else None
+    return mean([abs(value - ideal) for value in between_classes(cosines)])
+
+
+def between_classes(cosines: list[list[float]]) -> list[float]:
+    """Return the known cosines between different classes."""
+    return [value for i, row in enumerate(cosines) for j, value in enumerate(row) if i != j and not math.isnan(value)]
+
+
+def mean(values: list[float]) -> float | None:
+    """Average values, if there are any."""
+    return sum(values) / len(values) if values else None
 
 
 def feature_section(study: Study, figures: Mapping[str, str]) -> str:
@@ -39,8 +48,8 @@ def feature_section(study: Study, figures: Mapping[str, str]) -> str:
 The paper claims that the features of a linear head (FC) cluster by the number of labels and those of LADM by class.
 Test features of the final models (draw taken, seed {SEEDS[0]}): an image counts once for each of its labels, with its
 feature for that label where the model has one per class. Maps are t-SNE on cosine distances; silhouettes (-1 to 1,
-higher: better parted) are those of the features themselves. Cosines are those between class means around their common
-mean."""
+higher: better parted) are those of the features themselves. Cosines are those between class means: as they are (the
+paper's "pairwise cosine similarity"), and around their common mean, where a simplex has the ideal ones."""
     parts = [text]
     for setting in ABLATED:
         shown = [figures[name] for name in (f"features-{setting}", f"cosines-{setting}") if name in figures]
@@ -54,10 +63,11 @@ def silhouettes_table(study: Study, setting: str) -> str:
     header = [
         "components",
         *(f"silhouette: {name}" for name in SILHOUETTES),
-        "ideal cosine",
-        "cosines: mean distance to ideal",
+        "mean cosine",
+        "ideal around the mean",
+        "mean distance to ideal",
     ]
-    rows = [[name, *(feature_cells(found[name]) if name in found else [NOT_RUN] * 5)] for name in WITH_FEATURES]
+    rows = [[name, *(feature_cells(found[name]) if name in found else [NOT_RUN] * 6)] for name in WITH_FEATURES]
     return markdown(header, rows)
 
 
@@ -66,4 +76,5 @@ def feature_cells(record: Record) -> list[str]:
     features = record["features"]
     scores = [number(features["silhouette"][name], 3) for name in SILHOUETTES]
     cosines = features["mean_cosines"]
-    return [*scores, number(ideal_cosine(len(cosines)), 3), number(distance_to_ideal(cosines), 3)]
+    raw = mean(between_classes(features["raw_cosines"]))
+    return [*scores, *(number(value, 3) for value in (raw, ideal_cosine(len(cosines)), distance_to_ideal(cosines)))]

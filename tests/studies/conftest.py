@@ -82,6 +82,7 @@ def invent_features(features, rng, classes):
         "label_counts": rng.integers(1, 3, size=points).tolist(),
         "silhouette": {name: round(rng.uniform(-1, 1), 5) for name in features["silhouette"]},
         "mean_cosines": rng.uniform(-1, 1, (classes, classes)).round(5).tolist(),
+        "raw_cosines": rng.uniform(-1, 1, (classes, classes)).round(5).tolist(),
     }
 
 
