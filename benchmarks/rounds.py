@@ -120,7 +120,7 @@ def measure(
     config: Config, names: list[str], repeats: int, console: Console
 ) -> tuple[dict[str, Measured], dict[Key, list[Measured]]]:
     """Return each row's first round, with its memory, and all timed runs by row and threads."""
-    one_round = config.replace({"train.rounds": 1})
+    one_round, device = config.replace({"train.rounds": 1}), pick_device(config.device)
     first = {}
     for row in names:
         found = launch(row, one_round, 1, watch=True)
@@ -131,7 +131,7 @@ def measure(
     runs: dict[Key, list[Measured]] = {}
     for repeat in range(repeats):
         for row in first:
-            for threads in worth_repeating(row, runs):
+            for threads in worth_repeating(row, runs, device):
                 run = launch(row, config, threads)
                 if runs.setdefault((row, threads), []):
                     run = replace(run, weights=None)  # the first repeat's are enough
@@ -141,10 +141,11 @@ def measure(
     return first, runs
 
 
-def worth_repeating(row: str, runs: dict[Key, list[Measured]]) -> list[int]:
+def worth_repeating(row: str, runs: dict[Key, list[Measured]], device: torch.device) -> list[int]:
     """Return the numbers of threads to try, without those that were far slower than another."""
-    times = {threads: fastest(runs[row, threads]) for threads in ROWS[row].threads if (row, threads) in runs}
-    return [n for n in ROWS[row].threads if n not in times or times[n] < FAR_SLOWER * min(times.values())]
+    numbers = ROWS[row].threads(device)
+    times = {threads: fastest(runs[row, threads]) for threads in numbers if (row, threads) in runs}
+    return [n for n in numbers if n not in times or times[n] < FAR_SLOWER * min(times.values())]
 
 
 def fastest(runs: list[Measured]) -> float:

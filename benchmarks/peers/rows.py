@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
 from fednca.data.processes import cores
@@ -28,10 +29,9 @@ class Row:
     run: Callable[[Work], Outcome]
     threaded: bool = False
 
-    @property
-    def threads(self) -> list[int]:
-        """The numbers of threads to try; the better one counts."""
-        return sorted({1, cores()}) if self.threaded else [1]
+    def threads(self, device: torch.device) -> list[int]:
+        """Return the numbers of threads to try, of which the better one counts; a GPU's loop needs but one."""
+        return sorted({1, cores()}) if self.threaded and device.type == "cpu" else [1]
 
 
 def need(package: str) -> None:
