@@ -102,7 +102,7 @@ def _look(row: str) -> dict[str, Any]:
     return {
         "color": COLOUR[row],
         "linewidth": 1.8 if row in FOREMOST else 1.1,
-        "linestyle": "--" if row == TABLE[-1] else "-",
+        "linestyle": "--" if row == "centralized" else "-",
     }
 
 
