@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fednca.config import AugmentConfig, Config
 from fednca.engine.batches import ImageStore, Shard, batch_bounds
-from fednca.engine.eager import make_optimizer
 from fednca.engine.evaluate import autocast
+from fednca.engine.flat import make_optimizer
 from fednca.engine.loop import choose_clients
 from fednca.errors import FedncaError
 from fednca.methods import create_method
@@ -128,7 +128,7 @@ def train_locally(model: nn.Module, method: Method, shard: Shard, config: Config
 
 def ordinary_optimizer(weights: Tensors, config: Config, method: Method) -> torch.optim.Optimizer:
     """Create our engines' optimiser in the implementation that torch takes where nothing is asked for."""
-    optimizer = make_optimizer(weights, config.train, method)
+    optimizer = make_optimizer(weights.values(), config.train, method)
     for group in optimizer.param_groups:
         group |= {"fused": None, "capturable": False}
     return optimizer

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,11 @@ from fednca.config import AugmentConfig, TrainConfig
 from fednca.engine.augment import augment, draw
 from fednca.engine.batches import Change, Shard
 from fednca.engine.evaluate import autocast, predict
+from fednca.engine.flat import FlatOptimizer, added, settle
 from fednca.methods.base import Local, Method, Server, Tensors, Update
+from fednca.packed import Layout, Packed
 from fednca.randomness import seeded, torch_rng
 
-OPTIMIZER = "optimizer."  # prefix of a kept optimiser's tensors in a client's state
 FINISH_BATCH = 128  # images at once in what a method does after the last step; samples do not mix there
 
 
@@ -61,7 +62,19 @@ class EagerEngine:
             )
             order = torch_rng(self.seed, "batches", number, client)
             change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
-            return local_update(self.method, local, shard, self.config, order, change)
+            values, optimizer = self.scratch
+            values.load(start)
+            settle(self.model, values)
+            optimizer.reset()
+            return local_update(self.method, local, optimizer, shard, self.config, order, change)
+
+    @cached_property
+    def scratch(self) -> tuple[Packed, FlatOptimizer]:
+        """The model's tensors while a client trains, and what moves them; made when they are first needed."""
+        tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        values = Packed.zeros(Layout.of(tensors, first=trainable), next(iter(tensors.values())).device)
+        return values, FlatOptimizer(values, trainable, self.config, self.method)
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
@@ -82,20 +95,18 @@ def make_change(config: AugmentConfig, rng: torch.Generator) -> Change | None:
 def local_update(
     method: Method,
     local: Local,
+    optimizer: FlatOptimizer,
     shard: Shard,
     config: TrainConfig,
     order: torch.Generator,
     change: Change | None = None,
 ) -> Result:
-    """Train one client from the global weights for its local epochs."""
-    model = local.model
-    model.load_state_dict(local.start)
-    model.train()
+    """Train one client from the global weights, where its model is, for its local epochs."""
+    model = local.model.train()
     if not local.state:
         local.state = method.start_client(local.weights)
-    optimizer = make_optimizer(local.weights, config, method)
-    if method.centralized:
-        load_optimizer(optimizer, local)
+    if method.centralized and local.state:
+        optimizer.load(local.state)
     totals: Tensors = {}
     for _ in range(config.local_epochs):
         for images, labels in shard.batches(config.batch_size, order, change):
@@ -104,7 +115,7 @@ def local_update(
                 totals[name] = totals.get(name, 0) + term.detach() * len(images)
     extra = finish(method, local, shard, config)
     if method.centralized:
-        local.state |= dump_optimizer(optimizer, local)
+        local.state |= optimizer.dump()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     update = Update(local.client, weights, extra, len(shard), local.steps)
     seen = len(shard) * config.local_epochs
@@ -118,50 +129,15 @@ def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> T
 
 
 def train_step(
-    method: Method, local: Local, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor, config: TrainConfig
+    method: Method, local: Local, optimizer: FlatOptimizer, images: Tensor, labels: Tensor, config: TrainConfig
 ) -> Tensors:
     """Take one optimiser step and return the loss terms it was taken on."""
     with autocast(images.device, config):
         terms = method.learner.losses(local.model, images, labels, local)
     terms = terms | method.penalties(local)
-    optimizer.zero_grad(set_to_none=True)
-    torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-    clip_norm = config.clip_norm or method.learner.clip_norm
-    if clip_norm:
-        nn.utils.clip_grad_norm_(local.weights.values(), clip_norm)
+    optimizer.take(torch.autograd.grad(added(terms), list(local.weights.values()), allow_unused=True))
     optimizer.step()
     with torch.no_grad():
         method.correct(local)
     local.steps += 1
     return terms
-
-
-def make_optimizer(weights: Tensors, config: TrainConfig, method: Method) -> torch.optim.Optimizer:
-    """Create the local optimiser over the trainable weights, one that a CUDA graph can capture."""
-    own: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(weights.values(), momentum=config.momentum, **own)
-    betas = config.betas or method.learner.betas or (0.9, 0.999)
-    on_gpu = any(weight.is_cuda for weight in weights.values())
-    return torch.optim.AdamW(weights.values(), betas=betas, capturable=on_gpu, **own)
-
-
-def dump_optimizer(optimizer: torch.optim.Optimizer, local: Local) -> Tensors:
-    """Return the optimiser's tensors by weight name, for a client that keeps them between rounds."""
-    return {
-        f"{OPTIMIZER}{name}/{key}": value.detach().clone()
-        for name, weight in local.weights.items()
-        for key, value in optimizer.state[weight].items()
-        if isinstance(value, Tensor)
-    }
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, local: Local) -> None:
-    """Put back what `dump_optimizer` returned."""
-    for path, value in local.state.items():
-        if path.startswith(OPTIMIZER):
-            name, _, key = path.removeprefix(OPTIMIZER).rpartition("/")
-            weight = local.weights[name]
-            if key != "step":  # fused kernels want memory laid out as the weight's
-                value = torch.zeros_like(weight).copy_(value)
-            optimizer.state[weight][key] = value.clone()

@@ -145,14 +145,14 @@ class GraphEngine:
         """Do a task in a slot, yielding after each step."""
         slot.begin(task.feed, task.state)
         if self.method.centralized and task.state:
-            slot.load_optimizer(task.state)
+            slot.optimizer.load(task.state)
         for size in task.feed.sizes:
             lane.do(size, partial(slot.step, size))
             yield
         task.weights.load(slot.values)
         task.totals.copy_(slot.totals)
         if self.method.centralized:
-            task.state = slot.dump_optimizer()
+            task.state = slot.optimizer.dump()
 
     def _result(self, number: int, task: Task) -> Result:
         """Let the method finish a client's update."""

@@ -1,7 +1,7 @@
 """A slot: a fixed place in device memory where one client after another trains, so that a CUDA graph can replay it."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from fednca.config import AugmentConfig, TrainConfig
 from fednca.engine.augment import augment
 from fednca.engine.batches import ImageStore, Shard
-from fednca.engine.eager import OPTIMIZER, make_optimizer
 from fednca.engine.evaluate import autocast, score
+from fednca.engine.flat import FlatOptimizer, added, settle
 from fednca.engine.fuse import available, fuse, watch
-from fednca.errors import UnfitEngineError
 from fednca.methods.base import Local, Method, Server, Tensors
 from fednca.packed import Layout, Packed
 
@@ -82,20 +81,11 @@ class Common:
         self.fusible = watch(self.model, forward)
         penalties = self.method.penalties(local)
         self.terms, self.drawn = [*terms, *penalties], local.shapes
-        for part in (terms, penalties):
-            if part:
-                self._check_use(torch.stack(list(part.values())).sum(), local.weights)
+        torch.autograd.grad(added(terms | penalties), list(local.weights.values()), allow_unused=True)
         self.counted = {name: self.scratch[name] - old for name, old in before.items()}
         self.model.eval()
         with torch.no_grad():
             score(self.method, self.model, images, self.config)
-
-    def _check_use(self, total: Tensor, weights: Tensors) -> None:
-        """Refuse a loss that leaves some weights alone: in one vector with the others, they would decay with them."""
-        found: Sequence[Tensor | None] = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-        for name, gradient in zip(weights, found, strict=True):
-            if gradient is None:
-                raise UnfitEngineError(f"the loss does not depend on the weight '{name}'")
 
 
 @dataclass(frozen=True)
@@ -117,10 +107,7 @@ class Slot:
         self.common, device, config = common, common.device, common.config
         self.values = common.start.clone()
         self.dtype = common.store.mean.dtype
-        trainable = Layout.of({name: common.start[name] for name in common.trainable})
-        self.flat = nn.Parameter(self.values.vectors[self.dtype][: sum(trainable.lengths[self.dtype])])
-        self.flat.grad = torch.zeros_like(self.flat)
-        self.gradients = Packed(trainable, {self.dtype: self.flat.grad})
+        self.optimizer = FlatOptimizer(self.values, common.trainable, config, common.method)
         self.model = settle(copy.deepcopy(common.model), self.values).train()
         if config.precision == "bf16" and available():
             fuse(self.model, common.fusible)
@@ -130,8 +117,6 @@ class Slot:
         if config.precision == "bf16":
             self.shadow = cast_at_once(self.model, self.values, common.trainable).vectors[torch.bfloat16]
         self.leaves = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.optimizer = make_optimizer({"flat": self.flat}, config, common.method)
-        self.moments = first_moments(self.optimizer, self.flat, config)
 
         self.state = {name: tensor.clone() for name, tensor in common.state.items()}
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
@@ -153,7 +138,8 @@ class Slot:
     def begin(self, feed: Feed, state: Tensors) -> None:
         """Set everything to the beginning of a client's round."""
         self.values.load(self.common.start)
-        torch._foreach_zero_([*self.moments, self.cursor, self.totals])
+        self.optimizer.reset()
+        torch._foreach_zero_([self.cursor, self.totals])
         copy_all(state or self.common.state, self.state)
         mine = [self.feed.rows, self.feed.labels, *self.feed.draws, *self.feed.changes]
         theirs = [feed.rows, feed.labels, *feed.draws, *feed.changes]
@@ -170,14 +156,13 @@ class Slot:
         images, labels = common.store.gather(self.feed.rows[at], change), self.feed.labels[at]
         local.drawn = iter([numbers[at] for numbers in self.feed.draws])
         if self.shadow is not None:
-            self.shadow.copy_(self.flat.detach())
+            self.shadow.copy_(self.optimizer.vector.detach())
         with autocast(common.device, config):
             terms = method.learner.losses(self.model, images, labels, local)
         penalties = method.penalties(local)
-        self._take_gradients(torch.stack(list(terms.values())).sum(), penalties)
-        clip_norm = config.clip_norm or method.learner.clip_norm
-        if clip_norm:
-            nn.utils.clip_grad_norm_([self.flat], clip_norm)
+        self.optimizer.take(torch.autograd.grad(added(terms), list(self.leaves.values()), allow_unused=True))
+        if penalties:  # they act on weights as they were before they were cast
+            self.optimizer.add(torch.autograd.grad(added(penalties), list(self.masters.values()), allow_unused=True))
         self.optimizer.step()
         with torch.no_grad():
             method.correct(local)
@@ -185,17 +170,6 @@ class Slot:
         if self.increments is not None:
             self.values.vectors[torch.int64].add_(self.increments)
         self.cursor.add_(size)
-
-    def _take_gradients(self, loss: Tensor, penalties: Tensors) -> None:
-        """Write the gradients of all weights one behind the other; penalties act on what was cast before the cast."""
-        found = torch.autograd.grad(loss, list(self.leaves.values()))
-        for dtype in {gradient.dtype for gradient in found}:
-            pairs = [pair for pair in zip(self.gradients.values(), found, strict=True) if pair[1].dtype == dtype]
-            torch._foreach_copy_([place for place, _ in pairs], [gradient for _, gradient in pairs])
-        if penalties:
-            penalty = torch.stack(list(penalties.values())).sum()
-            further = torch.autograd.grad(penalty, list(self.masters.values()))
-            torch._foreach_add_(list(self.gradients.values()), further)
 
     def _count_at_once(self) -> Tensor | None:
         """Take the counting of batches out of BatchNorm, and return what one addition adds to all counters."""
@@ -212,26 +186,6 @@ class Slot:
                 increments[name].copy_(self.common.counted[name])
                 module.num_batches_tracked = None
         return increments.vectors[torch.int64]
-
-    def dump_optimizer(self) -> Tensors:
-        """Return the optimiser's tensors by weight name, as the eager engine keeps them."""
-        kept: Tensors = {}
-        for key, value in self.optimizer.state[self.flat].items():
-            own = self._by_name(value.clone())
-            kept |= {f"{OPTIMIZER}{name}/{key}": tensor for name, tensor in own.items()}
-        return kept
-
-    def load_optimizer(self, kept: Tensors) -> None:
-        """Put back what `dump_optimizer` returned."""
-        for key, value in self.optimizer.state[self.flat].items():
-            for name, tensor in self._by_name(value).items():
-                tensor.copy_(kept[f"{OPTIMIZER}{name}/{key}"])
-
-    def _by_name(self, value: Tensor) -> Tensors:
-        """View a tensor of the optimiser as one for each weight."""
-        if value.ndim == 0:  # a count of steps
-            return dict.fromkeys(self.masters, value)
-        return Packed(self.gradients.layout, {self.dtype: value})
 
 
 class Judge:
@@ -280,27 +234,3 @@ def copy_all(tensors: Tensors, places: Tensors) -> None:
     """Copy tensors to the places of the same names."""
     if places:
         torch._foreach_copy_(list(places.values()), [tensors[name] for name in places])
-
-
-def settle(model: nn.Module, packed: Packed) -> nn.Module:
-    """Let a model's weights and buffers be the packed ones, and return it."""
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for leaf, weight in module._parameters.items():
-            if weight is not None:
-                weight.data = packed[prefix + leaf]
-        for leaf in module._buffers:
-            if prefix + leaf in packed:
-                module._buffers[leaf] = packed[prefix + leaf]
-    return model
-
-
-def first_moments(optimizer: torch.optim.Optimizer, flat: nn.Parameter, config: TrainConfig) -> list[Tensor]:
-    """Set an optimiser's state as before its first step, in tensors that stay, and return them: zeros all."""
-    state = optimizer.state[flat]
-    if config.optimizer == "adamw":
-        state["step"] = torch.zeros((), device=flat.device)
-        state |= {name: torch.zeros_like(flat) for name in ("exp_avg", "exp_avg_sq")}
-    elif config.momentum:
-        state["momentum_buffer"] = torch.zeros_like(flat)
-    return list(state.values())

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednca.models.heads import Output
+from fednca.models.heads import Output, pool
 
 
 def unit_features(feature_map: Tensor, like: Tensor) -> Tensor:
     """Pool a feature map (B, d, H, W) and scale to unit length (B, d), in the arithmetic of `like`."""
-    return F.normalize(feature_map.mean(dim=(2, 3)).to(like.dtype), dim=1)
+    return F.normalize(pool(feature_map).to(like.dtype), dim=1)
 
 
 class CosineHead(nn.Module):

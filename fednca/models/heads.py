@@ -19,8 +19,9 @@ class Output(NamedTuple):
     """(B, d) pooled, or (B, C, d) per class"""
 
 
-def _pool(feature_map: Tensor) -> Tensor:
-    return feature_map.mean(dim=(2, 3))
+def pool(feature_map: Tensor) -> Tensor:
+    """Average a feature map (B, d, H, W) over its pixels, such that its gradient lies channels last as well."""
+    return feature_map.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1)
 
 
 class LinearHead(nn.Module):
@@ -33,7 +34,7 @@ class LinearHead(nn.Module):
 
     def forward(self, feature_map: Tensor) -> Output:
         """Score a feature map (B, d, H, W)."""
-        features = _pool(feature_map)
+        features = pool(feature_map)
         return Output(self.linear(features), None, features)
 
 
@@ -49,7 +50,7 @@ class MLPHead(nn.Module):
 
     def forward(self, feature_map: Tensor) -> Output:
         """Score a feature map (B, d, H, W)."""
-        features = _pool(feature_map)
+        features = pool(feature_map)
         return Output(self.layers(features), None, features)
 
 
@@ -79,7 +80,7 @@ class ETFHead(_PrototypeHead):
 
     def forward(self, feature_map: Tensor) -> Output:
         """Score a feature map (B, d, H, W)."""
-        features = _pool(feature_map)
+        features = pool(feature_map)
         return Output(self._logits(features @ self.prototypes.T), None, features)
 
 

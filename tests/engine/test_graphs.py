@@ -8,7 +8,7 @@ from torch import nn
 
 from fednca.engine.choose import choose_engine
 from fednca.engine.graphs import GraphEngine, deal
-from fednca.errors import FedncaError, UnfitEngineError
+from fednca.errors import FedncaError
 from fednca.methods import method_names
 from fednca.methods.base import Server, average
 from fednca.packed import Layout, Packed, flat
@@ -124,11 +124,17 @@ class Unused(nn.Module):
         return self.head(feature_map)
 
 
-def test_weights_that_no_loss_depends_on_are_left_to_the_eager_engine():
-    job, _ = start(tiny())
-    job.model.head = Unused(job.model.head)
-    with pytest.raises(UnfitEngineError, match=r"does not depend on the weight 'head\.spare\.weight'"):
-        graphs(job)
+def test_weights_that_no_loss_depends_on_decay_as_with_a_gradient_of_zero():
+    job, _ = start(tiny(train__precision="float64"))
+    job.model.head = Unused(job.model.head).double()
+    server = Server({name: tensor.clone() for name, tensor in job.model.state_dict().items()})
+    (found,) = graphs(job).train(1, [0], server, {})
+    (expected,) = job.engine.train(1, [0], server, {})
+    torch.testing.assert_close(dict(found.update.weights), expected.update.weights, rtol=0, atol=1e-8)
+    spare, config = server.weights["head.spare.weight"], job.config.train
+    decayed = spare * (1 - config.lr * config.weight_decay) ** expected.update.steps
+    torch.testing.assert_close(expected.update.weights["head.spare.weight"], decayed)
+    assert not torch.equal(decayed, spare)
 
 
 def test_graphs_without_a_gpu_are_refused_in_one_sentence():
