@@ -1,4 +1,4 @@
-"""Maps for the kernels of BatchNorm and max pooling; as a script, what kernels make of them in triton's interpreter.
+"""Maps and images for kernels of our own; as a script, what the kernels make of them in triton's interpreter.
 
 The interpreter runs kernels on a CPU, and must be chosen before triton is imported: hence a process of its own.
 """
@@ -7,13 +7,16 @@ import copy
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
 
-from fednca.engine import fuse
+from fednca.engine import fuse, fused
+from fednca.engine.batches import IMAGENET, ImageStore
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,15 @@ POOLS = {
     "one pixel": Map((3, 16, 1, 1)),
     "one row": Map((1, 128, 1, 6)),
 }
+EVALUATED = {name: case for name, case in NORMS.items() if not case.at_once}  # there is one launch in any case
+SUMS = ("one program, bf16", "odd channels", "at once")
+POOLED_IN_EVALUATION = ("odd, bf16", "one pixel")  # the interpreter is slow
+PICKS = {  # images in the store, their height and width, and the rows taken
+    "whole blocks": (3, 64, 64, [2, 0]),
+    "less than a block": (4, 3, 5, [3, 3, 0]),
+    "tail": (5, 37, 41, [4, 0, 4, 2]),
+    "tail of whole vectors": (3, 48, 40, [1, 2]),
+}
 
 
 def norm(case, device="cpu"):
@@ -70,6 +82,38 @@ def norm(case, device="cpu"):
         for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
             tensor.copy_(torch.rand(tensor.shape, generator=rng).float() - 0.3)
     return module.to(device)
+
+
+def norm_in_evaluation(case, device="cpu"):
+    """Return a BatchNorm in float64 that has seen something before."""
+    module = norm(case, device).eval()
+    module.running_var.abs_()
+    return module
+
+
+class Sum(nn.Module):
+    """A BatchNorm, a shortcut that is made of its input as well, and a ReLU."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        shortcut = x.flip(0).contiguous(memory_format=torch.channels_last)
+        if isinstance(self.norm, fused.FusedBatchNorm2d):
+            return self.norm(x, shortcut)
+        return (self.norm(x) + shortcut).relu()
+
+
+@contextmanager
+def no_operations_of_torch():
+    """Fail where torch normalises or pools."""
+    with (
+        torch.no_grad(),
+        mock.patch.object(nn.functional, "batch_norm", side_effect=AssertionError),
+        mock.patch.object(nn.functional, "max_pool2d", side_effect=AssertionError),
+    ):
+        yield
 
 
 def with_kernels(module, case, relu=False):
@@ -107,6 +151,13 @@ def odd_values():
     x[0, :, :3, :3] = -torch.inf  # all there is in the windows of the corner
     x[1, :, 3, 3:5] = torch.nan
     return x, g[:, :, :4, :19]
+
+
+def store(images, height, width):
+    """Return a store of random images on the CPU."""
+    rng = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (images, height, width, 3), generator=rng, dtype=torch.uint8)
+    return ImageStore(pixels, *(torch.tensor(moment) * 255 for moment in IMAGENET))
 
 
 class Net(nn.Module):
@@ -179,27 +230,46 @@ def interpret(path: Path) -> dict:
 
 
 def main(path: str) -> None:
-    """Save what the kernels make of all maps."""
-    from fednca.engine import kernels
+    """Save what the kernels make of all maps and images."""
+    from fednca.engine.kernels import gathering, norms
 
-    fuse.DEVICE = "cpu"
-    kernels.REDUCE_PROGRAMS, kernels.WRITE_PROGRAMS = 4, 6  # so that small maps take several steps
+    fused.DEVICE = "cpu"
+    norms.REDUCE_PROGRAMS, norms.WRITE_PROGRAMS = 4, 6  # so that small maps take several steps
     found = {}
     for name, case in NORMS.items():
-        kernels.SMALL = kernels.SMALL_PER_CHANNEL = 10**9 if case.at_once else 0
+        norms.SMALL = norms.SMALL_PER_CHANNEL = 10**9 if case.at_once else 0
         x, g = (t.to(case.dtype) for t in case.tensors())
         found["norm", name] = outcome(with_kernels(norm(case), case, case.relu), x, g)
+        if name in SUMS:
+            found["sum", name] = outcome(Sum(with_kernels(norm(case), case, relu=True)), x, g)
+            with no_operations_of_torch():
+                found["sum in evaluation", name] = Sum(with_kernels(norm_in_evaluation(case), case, relu=True))(x)
+    for name, case in EVALUATED.items():
+        with no_operations_of_torch():
+            module = with_kernels(norm_in_evaluation(case), case, case.relu)
+            found["norm in evaluation", name] = module(case.tensors()[0].to(case.dtype))
     pool = nn.MaxPool2d(3, 2, 1)
     for name, case in POOLS.items():
         x, g = (t.to(case.dtype) for t in with_ties(case))
         found["pool", name] = outcome(with_kernels(pool, case), x, g)
     x, g = (t.float() for t in odd_values())
     found["pool", "odd values"] = outcome(with_kernels(pool, POOLS["odd"]), x, g)
+    with no_operations_of_torch():
+        found["pool in evaluation", "odd values"] = with_kernels(pool, POOLS["odd"]).eval()(x)
+    for name in POOLED_IN_EVALUATION:
+        with no_operations_of_torch():
+            module = with_kernels(pool, POOLS[name]).eval()
+            found["pool in evaluation", name] = module(with_ties(POOLS[name])[0][:1].to(POOLS[name].dtype))
+    for name, (*shape, rows) in PICKS.items():
+        images = store(*shape)
+        found["gather", name] = gathering.gather(images.pixels, torch.tensor(rows), images.mean, images.std)
     model, images = net()
     watched = copy.deepcopy(model)
     fuse.fuse(model, fuse.watch(watched, lambda: watched(images)))
     found["net", "operations"] = operations(copy.deepcopy(model)(images))
     found["net", "step"] = train(model, images)
+    with no_operations_of_torch():
+        found["net", "scores"] = model.eval()(images[:1])
     torch.save(found, path)
 
 

@@ -14,11 +14,13 @@ from fednca.engine.batches import ImageStore, Shard
 from fednca.engine.evaluate import autocast, score
 from fednca.engine.flat import FlatOptimizer, added, settle
 from fednca.engine.fuse import available, fuse, watch
+from fednca.engine.fused import FusedStem
 from fednca.methods.base import Local, Method, Server, Tensors
 from fednca.packed import Layout, Packed
 
 # Autocast turns these layers' weights to bf16 whenever they are used, and uses them for nothing else.
-CAST = {nn.Conv1d, nn.Conv2d, nn.Linear, nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear}
+LINEAR = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, nn.MultiheadAttention)
+CAST = {nn.Conv1d, nn.Conv2d, FusedStem, *LINEAR}
 
 
 @dataclass
@@ -87,6 +89,11 @@ class Common:
         with torch.no_grad():
             score(self.method, self.model, images, self.config)
 
+    def copy_model(self, values: Packed) -> nn.Module:
+        """Return a model of its own with these tensors, in bf16 one that uses our kernels."""
+        model = settle(copy.deepcopy(self.model), values)
+        return fuse(model, self.fusible) if self.config.precision == "bf16" and available() else model
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -108,9 +115,7 @@ class Slot:
         self.values = common.start.clone()
         self.dtype = common.store.mean.dtype
         self.optimizer = FlatOptimizer(self.values, common.trainable, config, common.method)
-        self.model = settle(copy.deepcopy(common.model), self.values).train()
-        if config.precision == "bf16" and available():
-            fuse(self.model, common.fusible)
+        self.model = common.copy_model(self.values).train()
         self.increments = self._count_at_once()
         self.masters = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.shadow = None
@@ -195,7 +200,7 @@ class Judge:
         """Make room for this many images."""
         self.common, device, dtype = common, common.device, common.store.mean.dtype
         self.values = common.start.clone()
-        self.model = settle(copy.deepcopy(common.model), self.values).eval().requires_grad_(False)
+        self.model = common.copy_model(self.values).eval().requires_grad_(False)
         names = [name for name, _ in self.model.named_parameters()]
         self.shadow = cast_at_once(self.model, self.values, names) if common.config.precision == "bf16" else None
         self.rows = torch.zeros(room, dtype=torch.int64, device=device)

@@ -5,10 +5,31 @@ import copy
 import pytest
 import timm
 import torch
-from kernel_cases import NORMS, POOLS, assert_near, interpret, net, norm, odd_values, outcome, train, with_ties
+from kernel_cases import (
+    EVALUATED,
+    NORMS,
+    PICKS,
+    POOLED_IN_EVALUATION,
+    POOLS,
+    SUMS,
+    Sum,
+    assert_near,
+    interpret,
+    net,
+    norm,
+    norm_in_evaluation,
+    odd_values,
+    outcome,
+    store,
+    train,
+    with_ties,
+)
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 
-from fednca.engine import fuse
+from fednca.data.store import StoredImages
+from fednca.engine import fuse, fused
+from fednca.engine.residual import FUSED
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # the interpreter cuts bits off, where a GPU rounds
 
@@ -43,6 +64,28 @@ def test_variance_far_from_zero_is_as_good_as_torchs(interpreted):
         assert (careless - x.var((0, 2, 3))).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("name", EVALUATED)
+def test_batch_norm_in_evaluation_is_torchs(name, interpreted):
+    case = EVALUATED[name]
+    with torch.no_grad():
+        y = norm_in_evaluation(case)(case.tensors()[0])
+    found = interpreted["norm in evaluation", name]
+    assert found.dtype == case.dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_near({"y": found}, {"y": y.relu() if case.relu else y}, ROUNDING[case.dtype])
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_batch_norm_with_a_shortcut_is_torchs(name, interpreted):
+    case = NORMS[name]
+    x, g = case.tensors()
+    rounding = 2 * ROUNDING[case.dtype]  # of two gradients
+    assert_near(interpreted["sum", name], outcome(Sum(norm(case)), x, g), rounding)
+    with torch.no_grad():
+        expected = Sum(norm_in_evaluation(case))(x)
+    assert_near({"y": interpreted["sum in evaluation", name]}, {"y": expected}, rounding)
+
+
 @pytest.mark.parametrize("name", POOLS)
 def test_max_pool_is_torchs(name, interpreted):
     case = POOLS[name]
@@ -58,6 +101,26 @@ def test_max_pool_treats_nan_and_infinity_as_torch_does(interpreted):
     found = interpreted["pool", "odd values"]
     torch.testing.assert_close(found["y"].double(), expected["y"], rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found["x"].double(), expected["x"], rtol=1e-5, atol=1e-6)
+    evaluated = interpreted["pool in evaluation", "odd values"]
+    torch.testing.assert_close(evaluated.double(), expected["y"], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", POOLED_IN_EVALUATION)
+def test_max_pool_in_evaluation_is_torchs(name, interpreted):
+    case = POOLS[name]
+    x, _ = with_ties(case)
+    found = interpreted["pool in evaluation", name]
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, nn.MaxPool2d(3, 2, 1)(x[:1]).to(case.dtype))
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_images_are_gathered_bit_by_bit_as_torch_does(name, interpreted):
+    *shape, rows = PICKS[name]
+    expected = store(*shape).gather(torch.tensor(rows))
+    found = interpreted["gather", name]
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_network_with_kernels_is_the_network(interpreted):
@@ -65,6 +128,8 @@ def test_a_network_with_kernels_is_the_network(interpreted):
     assert {"BatchNormBackward", "MaxPoolBackward"} <= interpreted["net", "operations"]
     assert "NativeBatchNormBackward0" not in interpreted["net", "operations"]
     assert_near(interpreted["net", "step"], train(model.double(), images.double()), 1e-4)
+    scores = model.eval()(images[:1].double()).detach()
+    assert_near({"scores": interpreted["net", "scores"]}, {"scores": scores}, 1e-4)
 
 
 # -- which modules are fused -------------------------------------------------------------------------------------------
@@ -80,28 +145,61 @@ def test_resnets_pairs_are_the_first_ones_of_stem_and_blocks():
     plan = planned(model, torch.randn(2, 3, 64, 64))
     blocks = [f"layer{layer}.{block}." for layer in (1, 2, 3, 4) for block in (0, 1)]
     assert plan.relus == {f"{path}bn1": f"{path}act1" for path in ["", *blocks]}
+    assert plan.blocks == {f"{path}bn2": path.removesuffix(".") for path in blocks}
     assert len(plan.norms) == sum(isinstance(module, nn.BatchNorm2d) for module in model.modules()) == 20
     assert plan.norms["layer4.1.bn2"] == fuse.Input(512, torch.float32)
     assert plan.pools == {"maxpool": fuse.Input(64, torch.float32)}
 
 
-def test_a_fused_resnet_without_kernels_does_bit_by_bit_the_same():
+def bottlenecks(**options):
+    return ResNet(Bottleneck, (1, 1, 1, 1), channels=(16, 16, 32, 32), num_classes=3, **options)
+
+
+def basic_blocks():
+    return timm.create_model("resnet18", num_classes=3)
+
+
+@pytest.mark.parametrize("build", [basic_blocks, bottlenecks])
+def test_a_fused_resnet_without_kernels_does_bit_by_bit_the_same(build):
     torch.manual_seed(0)
-    model = timm.create_model("resnet18", num_classes=3).to(memory_format=torch.channels_last).train()
+    model = build().to(memory_format=torch.channels_last).train()
     images = torch.randn(3, 3, 64, 64).to(memory_format=torch.channels_last)
-    fused = fuse.fuse(copy.deepcopy(model), planned(model, images))
+    plan = planned(model, images)
+    fused = fuse.fuse(copy.deepcopy(model), plan)
+    blocks = {path for path, module in model.named_modules() if isinstance(module, (BasicBlock, Bottleneck))}
+    assert set(plan.blocks.values()) == blocks
+    assert all(type(fused.get_submodule(path)) in FUSED.values() for path in blocks)
     assert list(fused.state_dict()) == list(model.state_dict())
     for _ in range(2):
         torch.testing.assert_close(train(fused, images), train(model, images), rtol=0, atol=0)
-    torch.testing.assert_close(copy.deepcopy(fused).eval()(images), model.eval()(images), rtol=0, atol=0)
+    torch.testing.assert_close(fused.eval()(images), model.eval()(images), rtol=0, atol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(images), model(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({"drop_path_rate": 0.5}, [1]),
+        ({"drop_block_rate": 0.5}, [1, 2]),
+        ({"aa_layer": nn.AvgPool2d}, [1]),
+        ({"block_args": {"attn_layer": "se"}}, []),
+        ({"act_layer": nn.SiLU}, []),
+        ({"norm_layer": nn.InstanceNorm2d}, []),
+    ],
+    ids=str,
+)
+def test_a_block_with_further_parts_adds_its_shortcut_itself(options, layers):
+    plan = planned(bottlenecks(**options), torch.randn(2, 3, 64, 64))
+    assert plan.blocks == {f"layer{layer}.0.bn3": f"layer{layer}.0" for layer in layers}
 
 
 def test_weights_and_buffers_stay_where_they_are():
     model, images = net()
     before = {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     fuse.fuse(model, planned(model, images))
-    assert isinstance(model.stem[1], fuse.FusedBatchNorm2d)
-    assert isinstance(model.stem[3], fuse.FusedMaxPool2d)
+    assert isinstance(model.stem[1], fused.FusedBatchNorm2d)
+    assert isinstance(model.stem[3], fused.FusedMaxPool2d)
     assert {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]} == before
 
 
@@ -198,23 +296,53 @@ def test_only_a_relu_that_sees_nothing_else_is_joined(name):
     ids=str,
 )
 def test_other_modules_are_left_alone(module):
-    assert not fuse.fits_norm(module)
-    assert not fuse.fits_pool(module)
+    assert not fused.fits_norm(module)
+    assert not fused.fits_pool(module)
 
 
 def test_maps_that_the_kernels_cannot_take_are_torchs(monkeypatch):
-    monkeypatch.setattr(fuse, "DEVICE", "cpu")
+    monkeypatch.setattr(fused, "DEVICE", "cpu")
     x = torch.zeros(2, 8, 4, 4).to(memory_format=torch.channels_last)
-    assert fuse.usable(x, torch.float32)
-    assert not fuse.usable(x, torch.bfloat16)
-    assert not fuse.usable(x.contiguous(), torch.float32)
-    assert not fuse.usable(x[:0], torch.float32)
-    assert not fuse.usable(x[:, :, :, 1:], torch.float32)
+    assert fused.usable(x, torch.float32)
+    assert not fused.usable(x, torch.bfloat16)
+    assert not fused.usable(x.contiguous(), torch.float32)
+    assert not fused.usable(x[:0], torch.float32)
+    assert not fused.usable(x[:, :, :, 1:], torch.float32)
     shifted = torch.zeros(x.numel() + 1)[1:].view(2, 4, 4, 8).permute(0, 3, 1, 2)
     assert shifted.is_contiguous(memory_format=torch.channels_last)
-    assert not fuse.usable(shifted, torch.float32)
-    monkeypatch.setattr(fuse, "LARGEST", x.numel() - 1)
-    assert not fuse.usable(x, torch.float32)
+    assert not fused.usable(shifted, torch.float32)
+    monkeypatch.setattr(fused, "LARGEST", x.numel() - 1)
+    assert not fused.usable(x, torch.float32)
+
+
+def test_evaluation_keeps_what_a_gradient_needs():
+    x, weighted, plain = torch.zeros(1, 3, 2, 2), nn.BatchNorm2d(3).eval(), nn.ReLU().eval()
+    assert not fused.only_evaluated(weighted, x)
+    assert not fused.only_evaluated(plain, x.clone().requires_grad_())
+    assert fused.only_evaluated(plain, x)
+    assert fused.only_evaluated(copy.deepcopy(weighted).requires_grad_(False), x)
+    with torch.no_grad():
+        assert fused.only_evaluated(weighted, x)
+        assert not fused.only_evaluated(weighted.train(), x)
+
+
+def test_images_that_the_kernel_cannot_take_are_torchs(monkeypatch):
+    pixels, rows, mean = torch.zeros(4, 4, 4, 3, dtype=torch.uint8), torch.tensor([2, 0]), torch.zeros(3)
+    assert not fused.gatherable(pixels, rows, mean)
+    monkeypatch.setattr(fused, "DEVICE", "cpu")
+    assert fused.gatherable(pixels, rows, mean)
+    assert not fused.gatherable(StoredImages((pixels.numpy(),)), rows, mean)
+    assert not fused.gatherable(pixels, rows, mean.double())
+    assert not fused.gatherable(pixels.float(), rows, mean)
+    assert not fused.gatherable(pixels, rows.int(), mean)
+    assert not fused.gatherable(pixels, rows[:0], mean)
+    assert not fused.gatherable(pixels, torch.arange(4)[::2], mean)
+    assert not fused.gatherable(pixels[:, :, 1:], rows, mean)
+    assert not fused.gatherable(torch.zeros(4, 4, 4, 1, dtype=torch.uint8), rows, mean)
+    shifted = torch.zeros(pixels.numel() + 1, dtype=torch.uint8)[1:].view(pixels.shape)
+    assert not fused.gatherable(shifted, rows, mean)
+    monkeypatch.setattr(fused, "LARGEST", 2 * 48 - 1)
+    assert not fused.gatherable(pixels, rows, mean)
 
 
 def test_one_value_per_channel_is_refused_as_torch_does():

@@ -1,14 +1,34 @@
-"""Kernels of our own on a GPU against torch's operations in float64, at the sizes of a training."""
+"""Kernels of our own on a GPU against torch's operations in float64, at the sizes of training and evaluation."""
 
 import copy
 
 import pytest
 import timm
 import torch
-from kernel_cases import NORMS, POOLS, Map, assert_near, norm, odd_values, outcome, train, with_kernels, with_ties
+from kernel_cases import (
+    EVALUATED,
+    NORMS,
+    PICKS,
+    POOLS,
+    Map,
+    Sum,
+    assert_near,
+    no_operations_of_torch,
+    norm,
+    norm_in_evaluation,
+    odd_values,
+    outcome,
+    store,
+    train,
+    with_kernels,
+    with_ties,
+)
 from torch import nn
 
-from fednca.engine import fuse, kernels
+from fednca.engine import fuse, fused
+from fednca.engine.batches import ImageStore
+from fednca.engine.kernels import norms
+from fednca.engine.kernels.gathering import gather
 
 pytestmark = pytest.mark.gpu
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
@@ -45,10 +65,10 @@ def test_kernels_are_available():
 
 
 @pytest.mark.parametrize("case", [*REAL, *NORMS.values()], ids=as_text)
-@pytest.mark.parametrize("small", [0, kernels.SMALL_PER_CHANNEL, 10**9], ids=["in splits", "as chosen", "at once"])
+@pytest.mark.parametrize("small", [0, norms.SMALL_PER_CHANNEL, 10**9], ids=["in splits", "as chosen", "at once"])
 def test_batch_norm_is_torchs(case, small, monkeypatch):
-    monkeypatch.setattr(kernels, "SMALL_PER_CHANNEL", small)
-    monkeypatch.setattr(kernels, "SMALL", max(small, kernels.SMALL))
+    monkeypatch.setattr(norms, "SMALL_PER_CHANNEL", small)
+    monkeypatch.setattr(norms, "SMALL", max(small, norms.SMALL))
     x, g = case.tensors("cuda")
     g = undecided_left_out(case, x, g)
     expected = outcome(norm(case, "cuda"), x, g, nn.ReLU() if case.relu else None)
@@ -75,6 +95,80 @@ def test_max_pool_is_torchs(case):
     torch.testing.assert_close(repeated, found, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("case", [*REAL, *EVALUATED.values()], ids=as_text)
+def test_batch_norm_in_evaluation_is_torchs(case):
+    x, _ = case.tensors("cuda")
+    module = norm_in_evaluation(case, "cuda")
+    with torch.no_grad():
+        expected = module(x).relu() if case.relu else module(x)
+    with no_operations_of_torch():
+        found = with_kernels(module, case, case.relu)(x.to(case.dtype))
+    assert found.dtype == case.dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_near({"y": found}, {"y": expected}, ROUNDING[case.dtype])
+
+
+@pytest.mark.parametrize("case", REAL, ids=as_text)
+def test_batch_norm_with_a_shortcut_is_torchs(case):
+    x, g = case.tensors("cuda")
+    with torch.no_grad():
+        g *= (norm(case, "cuda")(x) + x.flip(0)).abs() > 1e-3  # rounding decides what ReLU does with the others
+    expected = outcome(Sum(norm(case, "cuda")), x, g)
+    module = Sum(with_kernels(norm(case, "cuda"), case, relu=True))
+    again = copy.deepcopy(module)
+    found = outcome(module, x.to(case.dtype), g.to(case.dtype))
+    assert_near(found, expected, 2 * ROUNDING[case.dtype])
+    torch.testing.assert_close(outcome(again, x.to(case.dtype), g.to(case.dtype)), found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", REAL, ids=as_text)
+def test_batch_norm_with_a_shortcut_in_evaluation_is_torchs(case):
+    x, _ = case.tensors("cuda")
+    module = norm_in_evaluation(case, "cuda")
+    with torch.no_grad():
+        expected = Sum(module)(x)
+    with no_operations_of_torch():
+        found = Sum(with_kernels(module, case, relu=True))(x.to(case.dtype))
+    assert_near({"y": found}, {"y": expected}, ROUNDING[case.dtype])
+
+
+@pytest.mark.parametrize("case", [*REAL, *POOLS.values()], ids=as_text)
+def test_max_pool_in_evaluation_is_torchs(case):
+    x, _ = with_ties(case, "cuda")
+    with no_operations_of_torch():
+        found = with_kernels(nn.MaxPool2d(3, 2, 1), case).eval()(x.to(case.dtype))
+    assert torch.equal(found, nn.MaxPool2d(3, 2, 1)(x).to(case.dtype))
+
+
+def gathered(images, rows):
+    """Return what the kernel makes of a store's images, on the CPU."""
+    pixels, rows, mean = images.pixels.cuda(), torch.tensor(rows, device="cuda"), images.mean.cuda()
+    assert fused.gatherable(pixels, rows, mean)
+    return gather(pixels, rows, mean, images.std.cuda()).cpu()
+
+
+REAL_PICKS = {"224 px": (40, 224, 224, [*range(39, -1, -3), 7, 7]), "many": (256, 16, 16, list(range(256)))}
+
+
+@pytest.mark.parametrize("pick", (PICKS | REAL_PICKS).values(), ids=[*PICKS, *REAL_PICKS])
+def test_images_are_gathered_bit_by_bit_as_on_a_cpu(pick):
+    *shape, rows = pick
+    images = store(*shape)
+    expected = images.gather(torch.tensor(rows))
+    found = gathered(images, rows)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_images_beyond_two_gigabytes_are_found():
+    few = store(2, 224, 224)
+    last = 2**31 // few.pixels[0].numel() + 1
+    pixels = torch.zeros(last + 1, 224, 224, 3, dtype=torch.uint8, device="cuda")
+    pixels[0], pixels[last] = few.pixels[0].cuda(), few.pixels[1].cuda()
+    many = ImageStore(pixels, few.mean, few.std)
+    torch.testing.assert_close(gathered(many, [last, 0, last]), few.gather(torch.tensor([1, 0, 1])), rtol=0, atol=0)
+
+
 def test_max_pool_treats_nan_and_infinity_as_torch_does_on_a_cpu():
     x, g = odd_values()
     expected = outcome(nn.MaxPool2d(3, 2, 1), x, g)
@@ -82,6 +176,9 @@ def test_max_pool_treats_nan_and_infinity_as_torch_does_on_a_cpu():
     found = outcome(with_kernels(nn.MaxPool2d(3, 2, 1), POOLS["odd"]), x, g)
     torch.testing.assert_close(found["y"].cpu().double(), expected["y"], rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found["x"].cpu().double(), expected["x"], rtol=1e-5, atol=1e-6)
+    with no_operations_of_torch():
+        evaluated = with_kernels(nn.MaxPool2d(3, 2, 1), POOLS["odd"]).eval()(x)
+    torch.testing.assert_close(evaluated.cpu().double(), expected["y"], rtol=0, atol=0, equal_nan=True)
 
 
 def resnet(size):
@@ -92,7 +189,7 @@ def resnet(size):
     return model, [images.to(memory_format=torch.channels_last) for images in batches]
 
 
-def fused(model, images):
+def fused_copy(model, images):
     scratch = copy.deepcopy(model)
     return fuse.fuse(copy.deepcopy(model), fuse.watch(scratch, lambda: scratch(images)))
 
@@ -102,7 +199,7 @@ def test_a_captured_step_needs_no_compiler_and_replays_right_for_other_batches(s
     model, batches = resnet(size)
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         train(copy.deepcopy(model), batches[0])  # cuDNN's own start
-        model = fused(model, batches[0])
+        model = fused_copy(model, batches[0])
         graphs = {}
         for images in batches[1:]:
             static, graph, mine = images.clone(), torch.cuda.CUDAGraph(), copy.deepcopy(model)
@@ -123,7 +220,7 @@ def test_a_fused_network_is_as_near_to_float64_as_torchs(autocast):
     true = train(copy.deepcopy(model).double(), images.double())
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast, cache_enabled=False):
         plain = train(copy.deepcopy(model), images)
-        ours = train(fused(model, images), images)
+        ours = train(fused_copy(model, images), images)
 
     def distance(made):
         apart = sum((made[name].double() - true[name]).square().sum() for name, _ in model.named_parameters())
@@ -132,3 +229,35 @@ def test_a_fused_network_is_as_near_to_float64_as_torchs(autocast):
     assert {name: tensor.dtype for name, tensor in ours.items()} == {n: t.dtype for n, t in plain.items()}
     assert distance(ours) < 1.5 * distance(plain)
     assert_near({"y": ours["y"]}, {"y": true["y"]}, 0.1 if autocast else 1e-4)
+
+
+def test_a_captured_evaluation_needs_no_compiler_and_replays_right_for_other_batches():
+    model, batches = resnet(64)
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False), torch.no_grad():
+        copy.deepcopy(model).eval()(batches[0])  # cuDNN's own start
+        judge = fused_copy(model, batches[0]).eval()
+        with no_operations_of_torch():
+            for images in batches[1:]:
+                static, graph = torch.zeros_like(images), torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    scores = judge(static)
+                static.copy_(images)
+                graph.replay()
+                torch.testing.assert_close(scores, judge(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
+def test_a_fused_network_evaluates_as_near_to_float64_as_torchs(autocast):
+    model, batches = resnet(64)
+    with torch.no_grad():
+        for images in batches:
+            model(images)  # moves the running statistics
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast, cache_enabled=False):
+            ours = fused_copy(model, batches[0]).eval()
+            plain = model.eval()(batches[0])
+            with no_operations_of_torch():
+                found = ours(batches[0])
+        true = model.double()(batches[0].double())
+    assert found.dtype == plain.dtype
+    assert (found - true).norm() < 2 * (plain - true).norm()
+    assert_near({"y": found}, {"y": true}, 0.1 if autocast else 1e-4)

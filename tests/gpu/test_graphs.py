@@ -10,11 +10,14 @@ from parity import assert_agree, distance_of_updates, play, start
 import fednca.engine.graphs
 from fednca.callbacks import Callback
 from fednca.engine.eager import EagerEngine
+from fednca.engine.fused import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
 from fednca.engine.graphs import GraphEngine
+from fednca.engine.residual import FusedBasicBlock
 from fednca.methods import method_names
 from fednca.runs import resume, train
 
 pytestmark = pytest.mark.gpu
+PRECISIONS = ("float32", "bf16")
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "device": "cuda"}
 
 
@@ -46,6 +49,28 @@ def test_a_round_in_float32_is_the_same_up_to_rounding(name):
     expected = play(job, job.engine, before.server, 1, before.states, first=4)
     found = play(job, graphs(job), before.server, 1, before.states, first=4)
     assert distance_of_updates(found.server, expected.server, before.server) < 1e-3
+
+
+def test_bf16_with_kernels_of_our_own_is_as_near_to_float32_as_the_eager_engines():
+    changes = {"model__backbone": "resnet18", "data__image_size": 64, "train__optimizer": "sgd", "train__lr": 1e-2}
+    jobs = {
+        precision: start(tiny(**UNEQUAL, **changes, train__precision=precision), "cuda") for precision in PRECISIONS
+    }
+    (exact, server), (rough, _) = jobs.values()
+    expected, eager, engine = play(exact, exact.engine, server, 1), play(rough, rough.engine, server, 1), graphs(rough)
+    images = rough.test.store.gather(rough.test.rows[:4])
+    for model in (engine.judge.model, *(slot.model for slot, _ in engine.slots)):
+        net = model.backbone.net
+        assert type(net.conv1) is FusedStem
+        assert stem_usable(images, net.conv1.weight)
+        assert type(net.bn1) is FusedBatchNorm2d
+        assert type(net.maxpool) is FusedMaxPool2d
+        assert type(net.layer1[0]) is FusedBasicBlock
+    found = play(rough, engine, server, 1)
+    apart = [distance_of_updates(each.server, expected.server, server) for each in (found, eager)]
+    assert 0 < apart[0] < 1.5 * apart[1] < 0.2
+    scored = [float((each.scores - expected.scores).abs().max()) for each in (found, eager)]
+    assert scored[0] < 2 * scored[1] + 1e-3
 
 
 @pytest.mark.parametrize("name", method_names())

@@ -1,4 +1,4 @@
-"""Triton kernels for training on a GPU: BatchNorm of channels-last maps, with or without a ReLU behind it.
+"""Triton kernels for training on a GPU: BatchNorm of channels-last maps, perhaps with a shortcut's sum and a ReLU.
 
 A map (N, C, H, W) lies in memory as rows (N·H·W) of C values. A large one is reduced to partial results in a first
 launch; in a second one, every program joins them and writes its rows. A small one takes a single launch. Sums run in a
@@ -86,9 +86,9 @@ def _reduce_moments(x_ptr, partials_ptr, rows, splits, per_split, C, ROWS: tl.co
 
 @triton.jit(do_not_specialize=FIXED)
 def _write_output(
-    x_ptr, y_ptr, partials_ptr, weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, saved_ptr, momentum, eps,
-    rows, splits, per_split, per_program, C,
-    RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTIALS: tl.constexpr,
+    x_ptr, shortcut_ptr, y_ptr, partials_ptr, weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr, saved_ptr,
+    momentum, eps, rows, splits, per_split, per_program, C,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     part = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -114,6 +114,8 @@ def _write_output(
         at, inside = _tile(start, steps - 1 - done, rows, cols, C, ROWS)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
+        if ADD:
+            y += tl.load(shortcut_ptr + at, mask=inside, other=0.0).to(tl.float32)
         if RELU:
             y = tl.where(y <= 0, 0.0, y)  # unlike a maximum, this lets NaN through
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -219,17 +221,27 @@ def cut(rows: int, programs: int, step: int) -> tuple[int, int]:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, running: list[Tensor], momentum: float, eps: float, relu: bool, small: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running: list[Tensor],
+    momentum: float,
+    eps: float,
+    relu: bool,
+    small: bool,
+    shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and mean and 1/σ (2, C) for the way back; running mean and variance follow."""
     channels, rows = x.shape[1], x.numel() // x.shape[1]
     y = torch.empty_like(x, memory_format=torch.channels_last)
     saved = torch.empty(2, channels, dtype=torch.float32, device=x.device)
+    maps = (x, x if shortcut is None else shortcut, y)
     own = (weight, bias, *running, saved, momentum, eps, rows)
+    flags = (shortcut is not None, relu)
     if small:
         grid = (triton.cdiv(channels, SMALL_CHANNELS), 1)
-        tile = (relu, SMALL_ROWS, SMALL_CHANNELS, 0)
-        _write_output[grid](x, y, saved, *own, 1, rows, rows, channels, *tile, num_warps=SMALL_WARPS, **OPTIONS)
+        tile = (*flags, SMALL_ROWS, SMALL_CHANNELS, 0)
+        _write_output[grid](*maps, saved, *own, 1, rows, rows, channels, *tile, num_warps=SMALL_WARPS, **OPTIONS)
         return y, saved
     block = block_of(channels)
     blocks = triton.cdiv(channels, block)
@@ -239,9 +251,9 @@ def forward(
         x, partials, rows, splits, per_split, channels, REDUCE_ROWS, block, num_warps=REDUCE_WARPS, **OPTIONS
     )
     per_program, programs = cut(rows, WRITE_PROGRAMS // blocks, WRITE_ROWS)
-    tile = (relu, WRITE_ROWS, block, MOST_PARTIALS)
+    tile = (*flags, WRITE_ROWS, block, MOST_PARTIALS)
     _write_output[(blocks, programs)](
-        x, y, partials, *own, splits, per_split, per_program, channels, *tile, num_warps=WRITE_WARPS, **OPTIONS
+        *maps, partials, *own, splits, per_split, per_program, channels, *tile, num_warps=WRITE_WARPS, **OPTIONS
     )
     return y, saved
 
@@ -275,7 +287,10 @@ def backward(
 
 
 class BatchNorm(torch.autograd.Function):
-    """BatchNorm in training, with or without ReLU; keeps its input and two numbers per channel, no mask."""
+    """BatchNorm in training, with or without ReLU; keeps its input and two numbers per channel, no mask.
+
+    With a shortcut, relu(BatchNorm + shortcut): it keeps the output too, which the next convolution keeps in any case.
+    """
 
     @staticmethod
     def forward(
@@ -287,22 +302,26 @@ class BatchNorm(torch.autograd.Function):
         momentum: float,
         eps: float,
         relu: bool,
+        shortcut: Tensor | None = None,
     ) -> Tensor:
         """Normalise."""
         with torch.cuda.device_of(x):
-            y, saved = forward(x, weight, bias, running, momentum, eps, relu, is_small(x))
+            y, saved = forward(x, weight, bias, running, momentum, eps, relu, is_small(x), shortcut)
         ctx.relu = relu
-        ctx.save_for_backward(x, weight, bias, saved)
+        ctx.save_for_backward(x, weight, bias, saved, None if shortcut is None else y)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias."""
-        x, weight, bias, saved = ctx.saved_tensors
+        """Return the gradients of x, weight, bias and shortcut."""
+        x, weight, bias, saved, y = ctx.saved_tensors
+        g = aligned(g)
+        if y is not None:
+            g = torch.ops.aten.threshold_backward(g, y, 0)  # the ReLU's own way back
         with torch.cuda.device_of(x):
-            found = backward(x, aligned(g), weight, bias, saved, ctx.relu, is_small(x))
-        return *found, None, None, None, None
+            found = backward(x, g, weight, bias, saved, ctx.relu and y is None, is_small(x))
+        return *found, None, None, None, None, None if y is None else g
 
 
 def is_small(x: Tensor) -> bool:
@@ -318,11 +337,11 @@ def aligned(g: Tensor) -> Tensor:
 
 
 @cache
-def warm_up(channels: int, dtype: torch.dtype, relu: bool, device: torch.device) -> None:
+def warm_up(channels: int, dtype: torch.dtype, relu: bool, device: torch.device, add: bool = False) -> None:
     """Compile all that batches of any size need."""
     x = torch.zeros(2, channels, 1, 1, dtype=dtype, device=device)
     weight, bias, mean, var = torch.ones(4, channels, dtype=torch.float32, device=device)
     with torch.cuda.device_of(x):
         for small in (True, False):
-            y, saved = forward(x, weight, bias, [mean, var], 0.1, 1e-5, relu, small)
-            backward(x, y, weight, bias, saved, relu, small)
+            y, saved = forward(x, weight, bias, [mean, var], 0.1, 1e-5, relu, small, x if add else None)
+            backward(x, y, weight, bias, saved, relu and not add, small)

@@ -1,8 +1,8 @@
-"""Triton kernels for training on a GPU: max pooling of channels-last maps, 3x3 windows two apart, border of one.
+"""Triton kernels for a GPU: max pooling of channels-last maps, 3x3 windows two apart, border of one.
 
-Window (a, b) covers the pixels (2a-1 … 2a+1, 2b-1 … 2b+1); which of its nine won is one byte. On the way back, the
-program of window (a, b) writes the pixels (2a, 2b) … (2a+1, 2b+1): each belongs to at most four windows, so it adds up
-what comes from those that it won, and nothing is written twice.
+Window (a, b) covers the pixels (2a-1 … 2a+1, 2b-1 … 2b+1); which of its nine won is one byte, kept for the way back
+alone. There, the program of window (a, b) writes the pixels (2a, 2b) … (2a+1, 2b+1): each belongs to at most four
+windows, so it adds up what comes from those that it won, and nothing is written twice.
 """
 # mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: ANN001, ANN202, ANN401 (triton gives annotations of kernels a meaning of its own)
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fednca.engine.kernels import OPTIONS, aligned, block_of
+from fednca.engine.kernels.norms import OPTIONS, aligned, block_of
 
 WINDOWS, WARPS = 16, 4  # of one program, along a row
 FIXED = ["height", "width", "out_height", "out_width"]  # not what triton compiles for
@@ -41,7 +41,8 @@ def _spot(image, row, column, height, width, cols, C):
 
 @triton.jit(do_not_specialize=FIXED)
 def _write_maxima(
-    x_ptr, y_ptr, winner_ptr, height, width, out_height, out_width, C, WINDOWS: tl.constexpr, COLS: tl.constexpr
+    x_ptr, y_ptr, winner_ptr, height, width, out_height, out_width, C,
+    WINDOWS: tl.constexpr, COLS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     image, a, b, cols = _place(out_height, WINDOWS, COLS)
     best = tl.full([WINDOWS, COLS], float("-inf"), tl.float32)
@@ -55,7 +56,8 @@ def _write_maxima(
         winner = tl.where(better, pixel, winner)
     at, inside = _spot(image, a, b, out_height, out_width, cols, C)
     tl.store(y_ptr + at, best.to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(winner_ptr + at, winner.to(tl.uint8), mask=inside)
+    if KEEP:
+        tl.store(winner_ptr + at, winner.to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -97,12 +99,9 @@ class MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """Return the maxima; of equal pixels the first one wins."""
-        images, channels, height, width = x.shape
         ctx.shape = x.shape
-        out = (images, channels, (height + 1) // 2, (width + 1) // 2)
-        y = torch.empty(out, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        winner = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-        _launch(_write_maxima, (x, y, winner), x.shape)
+        y, winner = _room(x, x.dtype), _room(x, torch.uint8)
+        _launch(_write_maxima, (x, y, winner), x.shape, KEEP=True)
         ctx.save_for_backward(winner)
         return y
 
@@ -116,15 +115,28 @@ class MaxPool(torch.autograd.Function):
         return dx
 
 
-def _launch(kernel: Any, tensors: tuple[Tensor, ...], shape: torch.Size) -> None:
+def maxima(x: Tensor) -> Tensor:
+    """Return the maxima without keeping which pixels won."""
+    y = _room(x, x.dtype)
+    _launch(_write_maxima, (x, y, y), x.shape, KEEP=False)
+    return y
+
+
+def _room(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an empty map with a place for each window."""
+    images, channels, height, width = x.shape
+    out = (images, channels, (height + 1) // 2, (width + 1) // 2)
+    return torch.empty(out, dtype=dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], shape: torch.Size, **flags: bool) -> None:
     """Launch a kernel with a program for each piece of a row of windows."""
     images, channels, height, width = shape
     out_height, out_width, block = (height + 1) // 2, (width + 1) // 2, block_of(channels)
     grid = (images * out_height, triton.cdiv(out_width, WINDOWS), triton.cdiv(channels, block))
     with torch.cuda.device_of(tensors[0]):
-        kernel[grid](
-            *tensors, height, width, out_height, out_width, channels, WINDOWS, block, num_warps=WARPS, **OPTIONS
-        )
+        sizes = (height, width, out_height, out_width, channels)
+        kernel[grid](*tensors, *sizes, WINDOWS, block, **flags, num_warps=WARPS, **OPTIONS)
 
 
 @cache
@@ -132,5 +144,6 @@ def warm_up(channels: int, dtype: torch.dtype, device: torch.device) -> None:
     """Compile all that batches of any size need."""
     x = torch.zeros(1, channels, 1, 1, dtype=dtype, device=device)
     g, winner = torch.zeros_like(x), torch.zeros_like(x, dtype=torch.uint8)
-    _launch(_write_maxima, (x, torch.empty_like(x), winner), x.shape)
+    _launch(_write_maxima, (x, torch.empty_like(x), winner), x.shape, KEEP=True)
     _launch(_write_gradient, (g, winner, torch.empty_like(x)), x.shape)
+    maxima(x)
