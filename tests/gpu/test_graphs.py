@@ -17,7 +17,6 @@ from fednca.methods import method_names
 from fednca.runs import resume, train
 
 pytestmark = pytest.mark.gpu
-PRECISIONS = ("float32", "bf16")
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "device": "cuda"}
 
 
