@@ -113,12 +113,26 @@ def squares_of(layer: nn.Module) -> Squares | None:
 def squares_of_convolution(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:
     """Sum over samples the squares of Σ_s δ_s·patch_s; x: (B, Cin, H, W), δ: (B, Cout, H', W')."""
     assert isinstance(layer, nn.Conv2d)
-    patches = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-    gradients = δ.flatten(2) @ patches.transpose(1, 2).to(δ.dtype)
+    patches = patches_of(layer, x.to(δ.dtype), δ.shape[2:])
+    gradients = δ.flatten(2) @ patches.flatten(3).flatten(1, 2)  # (B, Cout, R·S·Cin)
+    squares = sum_of_squares(gradients).view(len(layer.weight), *layer.kernel_size, layer.in_channels)
     return {
-        "weight": sum_of_squares(gradients).view_as(layer.weight),
+        "weight": squares.permute(0, 3, 1, 2),
         "bias": sum_of_squares(δ.sum(dim=(2, 3), dtype=at_least_float(δ))),
     }
+
+
+def patches_of(layer: nn.Conv2d, x: Tensor, size: torch.Size) -> Tensor:
+    """View what a convolution sees of x (B, Cin, H, W) at each place of its output: (B, H', W', R, S, Cin).
+
+    `F.unfold` copies one sample after the other; this is one copy of all, whose numbers lie channels last as x does.
+    """
+    assert not isinstance(layer.padding, str)
+    (top, left), (down, right), (r, s) = layer.padding, layer.stride, layer.dilation
+    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, top, top)).contiguous()
+    sample, row, column, channel = padded.stride()
+    strides = (sample, down * row, right * column, r * row, s * column, channel)
+    return padded.as_strided((len(x), *size, *layer.kernel_size, x.shape[1]), strides)
 
 
 def squares_of_linear(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:

@@ -70,6 +70,25 @@ def by_a_loop(learner, model, images, labels):
     return expected
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"kernel_size": (3, 5), "stride": (2, 1), "padding": (1, 3), "dilation": (2, 1)},
+        {"kernel_size": 1, "stride": 2, "bias": False},
+        {"kernel_size": 7, "stride": 2, "padding": 3, "padding_mode": "zeros"},
+    ],
+)
+def test_fisher_of_convolutions_of_all_shapes(shape):
+    torch.manual_seed(0)
+    learner = FedAvg()
+    model = Classifier(nn.Conv2d(3, 4, **shape), learner.head(Task(tuple("ab"), 4))).double()
+    images, labels = torch.randn(4, 3, 13, 10, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
+    local = local_of(model)
+    assert layers_tell(local)
+    fisher = fisher_diagonal(learner, local, [(images.to(memory_format=torch.channels_last), labels)])
+    torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
+
+
 class Twice(nn.Module):
     """A backbone that uses its only layer twice."""
 
