@@ -1,6 +1,7 @@
 """Train what the plan asks for and no record tells of yet, until the time is up.
 
-python studies/run.py [--minutes 9] [--at-once 1] [--only dermamnist-0.1] [--commit SHA] [--records FOLDER]
+python studies/run.py [--minutes 9] [--at-once 1] [--only dermamnist-0.1] [--later fedcurv] [--commit SHA]
+                      [--records FOLDER]
 
 The files lie in `data/`: dermamnist.npz, cifar-10-batches-bin/ and resnet18_imagenet.safetensors (docs/results.md).
 """
@@ -32,21 +33,23 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="no run begins that would end later")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--only", default="", help="entries whose path begins so")
+    parser.add_argument("--later", nargs="*", default=[], metavar="ROW", help="rows left for another time")
     parser.add_argument("--commit", help="what the code is, where git cannot tell")
     parser.add_argument("--records", type=Path, default=RECORDS, help="where records are read and written")
     given = parser.parse_args()
     deadline = time.monotonic() + 60 * given.minutes
     commit = given.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-    while missing := left(given.records, given.only):
+    while missing := left(given.records, given.only, given.later):
         work_off(missing, given.records, commit, deadline, given.at_once)
-        if left(given.records, given.only)[:1] == missing[:1]:  # no time for it, or it failed
+        if left(given.records, given.only, given.later)[:1] == missing[:1]:  # no time for it, or it failed
             break
 
 
-def left(folder: Path, only: str) -> list[Entry]:
-    """Return the planned runs that have no record."""
+def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
+    """Return the planned runs that have no record and are wanted now."""
     records = read_records(folder)
-    return [entry for entry in plan(records) if entry.path not in records and str(entry.path).startswith(only)]
+    wanted = [entry for entry in plan(records) if str(entry.path).startswith(only) and entry.row not in later]
+    return [entry for entry in wanted if entry.path not in records]
 
 
 def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> None:
