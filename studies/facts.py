@@ -59,8 +59,9 @@ COMMANDS = """\
     python studies/run.py --minutes 60   # trains what has no record yet, in the order of studies/plan.py
     python studies/page.py               # writes this page and its figures from the records
 
-The files lie in `data/`: `dermamnist.npz` (MedMNIST, 28 px), `cifar-10-batches-bin/` (CIFAR-10, the binary version) and
-`resnet18_imagenet.safetensors` (an ImageNet ResNet-18, from which DermaMNIST's runs start)."""
+The files lie in `data/`: `dermamnist.npz` (MedMNIST, 28 px), `cifar-10-batches-bin/` (CIFAR-10, the binary version),
+`clip/cifar10.npz` (CLIP's embeddings of its class names, for FedLGT) and `resnet18_imagenet.safetensors` (an ImageNet
+ResNet-18, from which DermaMNIST's runs start)."""
 
 
 def what_this_is(study: Study) -> str:

@@ -3,13 +3,14 @@
 python studies/run.py [--minutes 9] [--at-once 1] [--only dermamnist-0.1] [--later fedcurv] [--commit SHA]
                       [--records FOLDER]
 
-The files lie in `data/`: dermamnist.npz, cifar-10-batches-bin/ and resnet18_imagenet.safetensors (docs/results.md).
+The files lie in `data/`, as docs/results.md says.
 """
 
 import argparse
 import shutil
 import subprocess
 import time
+from collections import deque
 from pathlib import Path
 
 from plan import Entry, plan
@@ -24,7 +25,7 @@ from fednca.runs import Run
 from fednca.setup import pick_device
 
 RUNS = Path("runs/study")
-FIRST_GUESS = 0.8  # seconds per round of a run alone, until one has shown it
+FIRST_GUESS = 0.8  # seconds per round of a run alone, where no record of its row tells
 
 
 def main() -> None:
@@ -55,8 +56,7 @@ def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
 def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> None:
     """Train entries in their order as long as there is time, and write their records."""
     cells = {cell_of(entry): entry for entry in entries}
-    view = Keeper(cells, records, commit, deadline)
-    view.pace = at_once * FIRST_GUESS
+    view = Keeper(cells, records, commit, deadline, at_once)
     view.crew = Crew(list(cells), pick_device("auto"), at_once, view)
     view.stop_in_time()
     view.crew.work_off()
@@ -72,33 +72,33 @@ class Keeper(PlainView):
 
     crew: Crew
 
-    def __init__(self, cells: dict[Cell, Entry], records: Path, commit: str, deadline: float) -> None:
+    def __init__(self, cells: dict[Cell, Entry], records: Path, commit: str, deadline: float, at_once: int) -> None:
         """Take the runs to come."""
         super().__init__(Console(width=160), list(cells))
         self.entries, self.records, self.commit, self.deadline = cells, records, commit, deadline
-        self.began_at: dict[Cell, float] = {}
-        self.pace = FIRST_GUESS  # seconds per round of a run
-
-    def begin(self, cell: Cell, rounds_done: int) -> None:
-        """Note when a run begins."""
-        super().begin(cell, rounds_done)
-        self.began_at[cell] = time.monotonic()
+        self.guess = at_once * FIRST_GUESS
+        self.paces = {  # seconds per round, by setting and row
+            (record["setting"], record["row"]): record["seconds"] / record["config"]["train"]["rounds"]
+            for record in read_records(records).values()
+        }
 
     def finish(self, cell: Cell, metrics: Record) -> None:
         """Keep the record and drop the run."""
         super().finish(cell, metrics)
         write_record(self.entries[cell], Run(cell.folder), self.commit, self.records)
         shutil.rmtree(cell.folder)
-        self.pace = (time.monotonic() - self.began_at[cell]) / cell.config.train.rounds
         self.stop_in_time()
 
     def stop_in_time(self) -> None:
         """Let go of the runs that would end too late."""
-        while self.crew.waiting:
-            cell = self.crew.waiting[0]
-            if time.monotonic() + self.pace * cell.config.train.rounds < self.deadline:
-                return
-            self.crew.waiting.popleft()
+        left = self.deadline - time.monotonic()
+        self.crew.waiting = deque(cell for cell in self.crew.waiting if self.seconds(self.entries[cell]) < left)
+
+    def seconds(self, entry: Entry) -> float:
+        """Return how long a run takes, by what others of its row took."""
+        rows = [pace for (_, row), pace in self.paces.items() if row == entry.row]
+        own = self.paces.get((entry.setting, entry.row)) or max([self.guess, *rows])
+        return own * entry.rounds
 
 
 if __name__ == "__main__":

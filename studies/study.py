@@ -40,7 +40,7 @@ class Study:
 
     def trials(self) -> dict[Path, Record]:
         """Return the records of what was tried out: those of no setting as it is."""
-        return {path: record for path, record in self.records.items() if tried(path, record)}
+        return {path: record for path, record in sorted(self.records.items()) if tried(path, record)}
 
     def notes(self, settings: Iterable[str], rows: Iterable[str]) -> dict[str, str]:
         """Return what must be said of rows wherever they are shown, by row."""

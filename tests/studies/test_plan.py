@@ -6,6 +6,8 @@ from itertools import product
 import numpy as np
 from plan import (
     ABLATED,
+    CALIBRATION,
+    CIFAR10,
     COMPONENTS,
     DERMAMNIST,
     DRAWS,
@@ -56,6 +58,25 @@ def test_the_draw_nearest_to_the_published_fedavg_is_taken(invent):
         np.testing.assert_allclose(gaps, [3.0, 2.0, 5.0, 0.5, 1.0])
 
 
+def test_open_choices_are_tried_on_the_centralised_row_before_anything_else_of_the_setting():
+    entries = plan({})
+    places = [place for place, entry in enumerate(entries) if entry in CALIBRATION]
+    assert len(places) == len(CALIBRATION)
+    assert {entry.row for entry in CALIBRATION} == {"centralized"}
+    others = [place for place, entry in enumerate(entries) if entry.setting in CIFAR10 and entry not in CALIBRATION]
+    assert max(places) < min(others)
+    configs = [entry.config() for entry in CALIBRATION]
+    assert [config.data.image_size for config in configs] == [64, 112, 64]
+    assert [config.data.options.get("train_singles") for config in configs] == [None, None, 1000]
+    assert len({entry.path for entry in CALIBRATION}) == len(CALIBRATION)
+
+
+def test_fedlgt_has_real_text_embeddings_where_there_are_any():
+    texts = {setting: Entry(setting, "fedlgt", 0, 0).config().method.options.get("text") for setting in SETTINGS}
+    assert texts == dict.fromkeys(DERMAMNIST) | dict.fromkeys(CIFAR10, "data/clip/cifar10.npz")
+    assert "text" not in Entry("cifar10-0.5", "fedavg", 0, 0).config().method.options
+
+
 def test_no_draw_is_taken_while_one_is_untried(invent):
     records = draws_at("cifar10-0.5", [3.0, 2.0, 5.0, 0.5, 1.0], invent)
     del records[Entry("cifar10-0.5", "fedavg", 2, 0, 30).path]
@@ -63,7 +84,7 @@ def test_no_draw_is_taken_while_one_is_untried(invent):
 
 
 def test_the_plan_begins_with_the_draws_alone():
-    entries = plan({})
+    entries = [entry for entry in plan({}) if entry not in CALIBRATION]
     assert {(e.setting, e.draw) for e in entries} == set(product(SETTINGS, DRAWS))
     assert len(entries) == 20
     assert {(e.row, e.seed, e.rounds) for e in entries} == {("fedavg", 0, 30)}
@@ -74,8 +95,8 @@ def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     sizes = [len(plan(records)) for records in ({}, one, tried_draws, complete)]
     # One setting: its table, 4 component rows of its own, FedAvg and FedNCA-ML on two more draws, extras, 2 queries.
     assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 2 * 3 + 7 * 3 + 2 * 3
-    # With all settings the strongest other method adds two draws each, once it is known.
-    assert sizes[2] == 20 + 4 * 9 * 3 + 2 * 4 * 3 + 4 * 2 * 3 + 2 * 7 * 3 + 2 * 2 * 3
+    # Three runs try out open choices. The strongest other method adds two draws to each setting, once it is known.
+    assert sizes[2] == 3 + 20 + 4 * 9 * 3 + 2 * 4 * 3 + 4 * 2 * 3 + 2 * 7 * 3 + 2 * 2 * 3
     assert sizes[3] - sizes[2] == 4 * 2
 
 
