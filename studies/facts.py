@@ -15,6 +15,7 @@ from plan import (
     OTHER_DRAWS,
     QUERIES,
     ROUNDS,
+    SAMPLES,
     SEEDS,
     SETTINGS,
     TABLE,
@@ -60,8 +61,9 @@ COMMANDS = """\
     python studies/page.py               # writes this page and its figures from the records
 
 The files lie in `data/`: `dermamnist.npz` (MedMNIST, 28 px), `cifar-10-batches-bin/` (CIFAR-10, the binary version),
-`clip/cifar10.npz` (CLIP's embeddings of its class names, for FedLGT) and `resnet18_imagenet.safetensors` (an ImageNet
-ResNet-18, from which DermaMNIST's runs start)."""
+`coco/` and `nih-sample/` (see [Other data](#other-data)), `clip/*.npz` (CLIP's embeddings of the classes of CIFAR-10
+and COCO, for FedLGT) and `resnet18_imagenet.safetensors` (an ImageNet ResNet-18, from which all but CIFAR-10's runs
+start)."""
 
 
 def what_this_is(study: Study) -> str:
@@ -102,7 +104,7 @@ def progress_table(study: Study) -> str:
             [entry for setting in SETTINGS for entry in draws(setting)],
             len(SETTINGS) * len(DRAWS),
         ),
-        **{f"table {setting}": of_tables(study, [setting], TABLE) for setting in SETTINGS},
+        **{f"table {setting}": of_tables(study, [setting], TABLE) for setting in (*SETTINGS, *SAMPLES)},
         "component ablations": of_tables(study, ABLATED, COMPONENTS.values()),
         "several draws": (
             [entry for setting in SETTINGS for entry in spread(setting, study.records)],
@@ -121,7 +123,7 @@ def progress_table(study: Study) -> str:
 def settings_table(study: Study) -> str:
     """Say how the runs were trained, as their records have it."""
     rows = []
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *SAMPLES):
         configs = [record["config"] for path, record in study.records.items() if is_whole(setting, path, record)]
         cells = [
             ", ".join(sorted({show(config[part].get(name)) for config in configs}))

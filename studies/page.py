@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ablations import components, extras, queries
-from comparisons import against_fedavg, main_tables, several_draws
+from comparisons import against_fedavg, main_tables, other_data, several_draws
 from facts import appendix, trials, what_this_is, which_draw
 from features import feature_section
 from figures import draw_all, save
@@ -79,6 +79,7 @@ def make_page(records: Records) -> Page:
         components(study),
         queries(study),
         extras(study),
+        other_data(study),
         feature_section(study, links),
         NOTES.read_text(encoding="utf-8").strip(),
         appendix(study),

@@ -12,6 +12,9 @@ from fednca.rows import parse_row, show
 DERMAMNIST = ("dermamnist-0.1", "dermamnist-0.5")
 CIFAR10 = ("cifar10-0.5", "cifar10-0.1")
 SETTINGS = (*DERMAMNIST, *CIFAR10)
+COCO_SAMPLE = {"coco-sample-0.05": "coco-0.05"}  # parts of datasets, and the presets that they are trained by
+NIH_SAMPLE = {"nih-sample-0.5": "chestxray14-0.5", "nih-sample-0.1": "chestxray14-0.1"}
+SAMPLES = COCO_SAMPLE | NIH_SAMPLE
 SEEDS = (0, 1, 2)
 ROUNDS = 100
 
@@ -44,11 +47,15 @@ WITH_FEATURES = ("FC", "LADM + ETF", "all")  # components whose test features ar
 
 # Where the files lie, and what does not change what is learnt.
 COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_every": ROUNDS}
+PRETRAINED = {"model.pretrained": "data/resnet18_imagenet.safetensors"}
 OF_DATASET = {
-    "dermamnist": {"model.pretrained": "data/resnet18_imagenet.safetensors"},
+    "dermamnist": PRETRAINED,
     "cifar10": {},
+    "coco-sample": {**PRETRAINED, "data.root": "data/coco"},
+    "nih-sample": {**PRETRAINED, "data.name": "folder", "data.root": "data/nih-sample"},
 }
-TEXT_TABLES = {"cifar10": "data/clip/cifar10.npz"}  # real text embeddings for FedLGT, where there are any
+# Real text embeddings for FedLGT, where there are any.
+TEXT_TABLES = {"cifar10": "data/clip/cifar10.npz", "coco-sample": "data/clip/coco80.npz"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,8 @@ class Entry:
         row = parse_row(self.row).overrides
         if row["method.name"] == "fedlgt" and dataset in TEXT_TABLES:
             row |= {"method.options.text": TEXT_TABLES[dataset]}
-        return load_config(self.setting, {**COMMON, **OF_DATASET[dataset], **row, **own, **dict(self.changes)})
+        preset = SAMPLES.get(self.setting, self.setting)
+        return load_config(preset, {**COMMON, **OF_DATASET[dataset], **row, **own, **dict(self.changes)})
 
 
 # CIFAR-10's image size and numbers of composites are open: what comes near the published centralised row is taken.
@@ -112,7 +120,12 @@ def gap(record: Mapping[str, Any]) -> float:
 
 
 def chosen_draw(setting: str, records: Records) -> int | None:
-    """Return the draw whose FedAvg is nearest to the published one; None as long as some have not been tried."""
+    """Return the draw whose FedAvg is nearest to the published one; None as long as some have not been tried.
+
+    Of a sample, which nothing published can be held against, it is the first.
+    """
+    if setting in SAMPLES:
+        return DRAWS[0]
     found = {entry.draw: records.get(entry.path) for entry in draws(setting)}
     gaps = {draw: gap(record) for draw, record in found.items() if record is not None}
     return min(gaps, key=lambda draw: gaps[draw]) if len(gaps) == len(found) else None
@@ -162,5 +175,7 @@ def plan(records: Records) -> list[Entry]:
     found += tables(ABLATED, COMPONENTS.values(), records)
     found += [entry for setting in SETTINGS for entry in spread(setting, records)]
     found += tables(DERMAMNIST, EXTRAS, records)
+    found += tables(COCO_SAMPLE, TABLE, records)
     found += tables(ABLATED, QUERIES.values(), records)
+    found += tables(NIH_SAMPLE, TABLE, records)
     return list(dict.fromkeys(found))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plan import DRAW_ROUNDS, DRAWS, SEEDS, SETTINGS, Entry, Records, chosen_draw
+from plan import DRAW_ROUNDS, DRAWS, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw
 
 from fednca.progress import SHOWN
 
@@ -21,7 +21,7 @@ class Study:
     def __init__(self, records: Records) -> None:
         """Take records by the path of their entry."""
         self.records = records
-        self.chosen = {setting: chosen_draw(setting, records) for setting in SETTINGS}
+        self.chosen = {setting: chosen_draw(setting, records) for setting in (*SETTINGS, *SAMPLES)}
 
     def find(self, setting: str, row: str, draw: int, seed: int) -> Record | None:
         """Return the record of a whole run, as far as there is one."""

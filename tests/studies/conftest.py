@@ -13,7 +13,7 @@ from records import make_record, write_record
 
 from fednca.runs import train
 
-CLASSES = {"dermamnist": 7, "cifar10": 10}
+CLASSES = {"dermamnist": 7, "cifar10": 10, "coco-sample": 80, "nih-sample": 14}
 SPLITS = ("val", "test")
 NOTE = "text table: random orthonormal stand-in"
 

@@ -14,6 +14,7 @@ from plan import (
     EXTRAS,
     FEDNCA,
     QUERIES,
+    SAMPLES,
     SETTINGS,
     TABLE,
     Entry,
@@ -71,6 +72,19 @@ def test_open_choices_are_tried_on_the_centralised_row_before_anything_else_of_t
     assert len({entry.path for entry in CALIBRATION}) == len(CALIBRATION)
 
 
+def test_samples_come_after_what_can_be_held_against_the_paper(tried_draws):
+    entries = plan(tried_draws)
+    places = {setting: [at for at, entry in enumerate(entries) if entry.setting == setting] for setting in SAMPLES}
+    extras = [at for at, entry in enumerate(entries) if entry.row in EXTRAS]
+    assert max(extras) < min(places["coco-sample-0.05"])
+    assert max(places["coco-sample-0.05"]) < min(places["nih-sample-0.5"])
+    assert max(map(max, places.values())) == len(entries) - 1
+    coco, nih = (Entry(setting, "fedavg", 0, 0).config() for setting in ("coco-sample-0.05", "nih-sample-0.1"))
+    assert (coco.data.name, coco.partition.beta, coco.partition.gamma) == ("coco", 0.05, 0.75)
+    assert (nih.data.name, nih.partition.beta, nih.partition.gamma) == ("folder", 0.1, 0.5)
+    assert (coco.evaluate.select, nih.evaluate.select) == ("macro_f1", "macro_auc")
+
+
 def test_fedlgt_has_real_text_embeddings_where_there_are_any():
     texts = {setting: Entry(setting, "fedlgt", 0, 0).config().method.options.get("text") for setting in SETTINGS}
     assert texts == dict.fromkeys(DERMAMNIST) | dict.fromkeys(CIFAR10, "data/clip/cifar10.npz")
@@ -84,7 +98,7 @@ def test_no_draw_is_taken_while_one_is_untried(invent):
 
 
 def test_the_plan_begins_with_the_draws_alone():
-    entries = [entry for entry in plan({}) if entry not in CALIBRATION]
+    entries = [entry for entry in plan({}) if entry not in CALIBRATION and entry.setting not in SAMPLES]
     assert {(e.setting, e.draw) for e in entries} == set(product(SETTINGS, DRAWS))
     assert len(entries) == 20
     assert {(e.row, e.seed, e.rounds) for e in entries} == {("fedavg", 0, 30)}
@@ -95,8 +109,9 @@ def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     sizes = [len(plan(records)) for records in ({}, one, tried_draws, complete)]
     # One setting: its table, 4 component rows of its own, FedAvg and FedNCA-ML on two more draws, extras, 2 queries.
     assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 2 * 3 + 7 * 3 + 2 * 3
-    # Three runs try out open choices. The strongest other method adds two draws to each setting, once it is known.
-    assert sizes[2] == 3 + 20 + 4 * 9 * 3 + 2 * 4 * 3 + 4 * 2 * 3 + 2 * 7 * 3 + 2 * 2 * 3
+    # Three runs try out open choices, and three samples have tables of their own. The strongest other method adds two
+    # draws to each setting, once it is known.
+    assert sizes[2] == 3 + 3 * 9 * 3 + 20 + 4 * 9 * 3 + 2 * 4 * 3 + 4 * 2 * 3 + 2 * 7 * 3 + 2 * 2 * 3
     assert sizes[3] - sizes[2] == 4 * 2
 
 
