@@ -51,17 +51,17 @@ def read_labelled(root: Path, classes: tuple[str, ...], how: Reading) -> Labelle
     options = folder.Options(
         table=how.table, label_column=how.label_column, group_column=how.group_column, classes=list(classes)
     )
-    table = folder.read_table(folder._table_path(options, root))
-    image = folder._column(table, "image_column", None, folder.IMAGE) or table.header[0]
-    split = folder._column(table, "split_column", None, ("split",))
-    group = folder._column(table, "group_column", how.group_column, folder.GROUP)
-    site = folder._column(table, "site_column", None, folder.SITE)
-    by = folder._column(table, "--by", how.by, ())
+    table = folder.read_table(folder.find_table(options, root))
+    image = folder.find_column(table, "image_column", None, folder.IMAGE) or table.header[0]
+    split = folder.find_column(table, "split_column", None, ("split",))
+    group = folder.find_column(table, "group_column", how.group_column, folder.GROUP)
+    site = folder.find_column(table, "site_column", None, folder.SITE)
+    by = folder.find_column(table, "--by", how.by, ())
     if not how.ignore_extra:
         refuse_extra(table, options, classes, {image, split, group, site, by})
-    _, labels = folder._labels(table, options, {image, split, group, site})
-    paths = folder._image_paths(table, image, folder._image_folder(options, root))
-    groups = None if group is None else folder._numbered(table, group)[1]
+    _, labels = folder.read_labels(table, options, {image, split, group, site})
+    paths = folder.image_paths(table, image, folder.find_images(options, root))
+    groups = None if group is None else folder.numbered(table, group)[1]
     values = None if by is None else np.array([cell or "(empty)" for cell in table.column(by)])
     rows = rows_of_split(table, split, how.split)
     return Labelled(
@@ -95,7 +95,7 @@ def rows_of_split(table: folder.Table, column: str | None, wanted: str | None) -
         return np.arange(len(table.rows))
     if column is None:
         raise FedncaError(f"table '{table.path}' has no column 'split' to find {wanted} in; leave --split out")
-    rows = np.flatnonzero(np.array(folder._parts(table, column)) == wanted)
+    rows = np.flatnonzero(np.array(folder.parts_of(table, column)) == wanted)
     if not len(rows):
         raise FedncaError(f"table '{table.path}' has no rows of split {wanted}; choose another --split")
     return rows

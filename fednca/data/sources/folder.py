@@ -90,19 +90,19 @@ def load(options: Options, root: Path | None) -> Dataset:
     """Read the table and find the images; they stay files, decoded by whoever wants pixels."""
     if root is None:
         raise FedncaError("dataset 'folder' has no root; set data.root to the folder of images and table")
-    table = read_table(_table_path(options, root))
-    image = _column(table, "image_column", options.image_column, IMAGE) or table.header[0]
+    table = read_table(find_table(options, root))
+    image = find_column(table, "image_column", options.image_column, IMAGE) or table.header[0]
     # Only a name that the user has chosen must be there.
     chosen = None if options.split_column == "split" else options.split_column
-    split = _column(table, "split_column", chosen, ("split",))
-    group = _column(table, "group_column", options.group_column, GROUP)
-    site = _column(table, "site_column", options.site_column, SITE)
+    split = find_column(table, "split_column", chosen, ("split",))
+    group = find_column(table, "group_column", options.group_column, GROUP)
+    site = find_column(table, "site_column", options.site_column, SITE)
 
-    classes, labels = _labels(table, options, {image, split, group, site})
-    paths = _image_paths(table, image, _image_folder(options, root))
-    groups = None if group is None else _numbered(table, group)[1]
-    names, sites = ((), None) if site is None else _numbered(table, site)
-    parts = np.array(_parts(table, split))
+    classes, labels = read_labels(table, options, {image, split, group, site})
+    paths = image_paths(table, image, find_images(options, root))
+    groups = None if group is None else numbered(table, group)[1]
+    names, sites = ((), None) if site is None else numbered(table, site)
+    parts = np.array(parts_of(table, split))
     if group is not None and groups is not None:
         _check_groups(table, group, parts, groups)
     everything = Split(FileImages(tuple(paths)), labels, groups, sites)
@@ -162,7 +162,8 @@ def _as_text(value: object) -> str:
     return str(value)
 
 
-def _table_path(options: Options, root: Path) -> Path:
+def find_table(options: Options, root: Path) -> Path:
+    """Return the table's path: the one that the user chose, else one with a usual name."""
     names = (options.table,) if options.table else TABLES
     for name in names:
         if (root / name).is_file():
@@ -170,7 +171,8 @@ def _table_path(options: Options, root: Path) -> Path:
     raise FedncaError(f"table '{root / names[0]}' is not there; put it there, or name another with data.options.table")
 
 
-def _image_folder(options: Options, root: Path) -> Path:
+def find_images(options: Options, root: Path) -> Path:
+    """Return the folder that image paths start from."""
     if options.image_folder is None:
         return root / "images" if (root / "images").is_dir() else root
     if not (root / options.image_folder).is_dir():
@@ -178,7 +180,7 @@ def _image_folder(options: Options, root: Path) -> Path:
     return root / options.image_folder
 
 
-def _column(table: Table, option: str, chosen: str | None, usual: Sequence[str]) -> str | None:
+def find_column(table: Table, option: str, chosen: str | None, usual: Sequence[str]) -> str | None:
     """Find a column: the one that the user chose, else the first usual name, in whatever case."""
     if chosen is not None:
         if chosen not in table.header:
@@ -189,9 +191,9 @@ def _column(table: Table, option: str, chosen: str | None, usual: Sequence[str])
     return next((by_name[name] for name in usual if name in by_name), None)
 
 
-def _labels(table: Table, options: Options, taken: set[str | None]) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+def read_labels(table: Table, options: Options, taken: set[str | None]) -> tuple[tuple[str, ...], NDArray[np.int8]]:
     """Read the classes and the labels of every row, (N, C)."""
-    label = _column(table, "label_column", options.label_column, ())
+    label = find_column(table, "label_column", options.label_column, ())
     if label is None:
         columns = [name for name in table.header if name and name not in taken]
         known = {name: _zero_one(table, name) for name in options.classes or columns if name in columns}
@@ -220,7 +222,7 @@ def _zero_one(table: Table, name: str) -> NDArray[np.int8]:
     return np.array([values[cell] for cell in cells], np.int8)
 
 
-def _image_paths(table: Table, column: str, folder: Path) -> list[Path]:
+def image_paths(table: Table, column: str, folder: Path) -> list[Path]:
     """Return the file of every row, which must exist below the folder and be named once."""
     seen: dict[str, int] = {}
     for number, cell in zip(table.numbers, table.column(column), strict=True):
@@ -236,7 +238,8 @@ def _image_paths(table: Table, column: str, folder: Path) -> list[Path]:
     return [folder / inside for inside in seen]
 
 
-def _parts(table: Table, column: str | None) -> list[str]:
+def parts_of(table: Table, column: str | None) -> list[str]:
+    """Return each row's part: train, val or test; without a column, all rows are for training."""
     if column is None:
         return ["train"] * len(table.rows)
     cells = table.column(column)
@@ -247,7 +250,7 @@ def _parts(table: Table, column: str | None) -> list[str]:
     return [PARTS[cell.lower()] for cell in cells]
 
 
-def _numbered(table: Table, column: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def numbered(table: Table, column: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the distinct values of a column and, for each row, which one it has."""
     cells = table.column(column)
     if "" in cells:
