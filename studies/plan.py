@@ -50,7 +50,7 @@ COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_ever
 PRETRAINED = {"model.pretrained": "data/resnet18_imagenet.safetensors"}
 OF_DATASET = {
     "dermamnist": PRETRAINED,
-    "cifar10": {},
+    "cifar10": {},  # what the calibration below decides
     "coco-sample": {**PRETRAINED, "data.root": "data/coco"},
     "nih-sample": {**PRETRAINED, "data.name": "folder", "data.root": "data/nih-sample"},
 }
@@ -90,7 +90,7 @@ class Entry:
         dataset = self.setting.rpartition("-")[0]
         row = parse_row(self.row).overrides
         if row["method.name"] == "fedlgt" and dataset in TEXT_TABLES:
-            row |= {"method.options.text": TEXT_TABLES[dataset]}
+            row = {**row, "method.options.text": TEXT_TABLES[dataset]}
         preset = SAMPLES.get(self.setting, self.setting)
         return load_config(preset, {**COMMON, **OF_DATASET[dataset], **row, **own, **dict(self.changes)})
 

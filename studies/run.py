@@ -11,9 +11,11 @@ import shutil
 import subprocess
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from plan import Entry, plan
+from plan import CIFAR10, OF_DATASET, Entry, plan
 from records import RECORDS, read_records, write_record
 from rich.console import Console
 
@@ -50,7 +52,12 @@ def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
     """Return the planned runs that have no record and are wanted now."""
     records = read_records(folder)
     wanted = [entry for entry in plan(records) if str(entry.path).startswith(only) and entry.row not in later]
-    return [entry for entry in wanted if entry.path not in records]
+    return [entry for entry in wanted if entry.path not in records and is_settled(entry)]
+
+
+def is_settled(entry: Entry) -> bool:
+    """Tell whether a run's settings are final: CIFAR-10's are not before its open choices stand in the plan."""
+    return entry.setting not in CIFAR10 or bool(entry.changes) or bool(OF_DATASET["cifar10"])
 
 
 def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> None:
@@ -77,16 +84,27 @@ class Keeper(PlainView):
         super().__init__(Console(width=160), list(cells))
         self.entries, self.records, self.commit, self.deadline = cells, records, commit, deadline
         self.guess = at_once * FIRST_GUESS
-        self.paces = {  # seconds per round, by setting and row
-            (record["setting"], record["row"]): record["seconds"] / record["config"]["train"]["rounds"]
-            for record in read_records(records).values()
-        }
+        self.paces: dict[tuple[str, str, int], float] = {}  # seconds per round, by setting, row and image size
+        for record in read_records(records).values():
+            self.learn(record)
+
+    def learn(self, record: Mapping[str, Any]) -> None:
+        """Note how long a run took; of several like it, the slowest counts."""
+        key = (record["setting"], record["row"], record["config"]["data"]["image_size"])
+        pace = record["seconds"] / record["config"]["train"]["rounds"]
+        self.paces[key] = max(pace, self.paces.get(key, 0.0))
 
     def finish(self, cell: Cell, metrics: Record) -> None:
         """Keep the record and drop the run."""
         super().finish(cell, metrics)
         write_record(self.entries[cell], Run(cell.folder), self.commit, self.records)
         shutil.rmtree(cell.folder)
+        self.learn(read_records(self.records)[self.entries[cell].path])
+        self.stop_in_time()
+
+    def fail(self, cell: Cell, reason: str) -> None:
+        """Go on with what there is time for."""
+        super().fail(cell, reason)
         self.stop_in_time()
 
     def stop_in_time(self) -> None:
@@ -95,10 +113,10 @@ class Keeper(PlainView):
         self.crew.waiting = deque(cell for cell in self.crew.waiting if self.seconds(self.entries[cell]) < left)
 
     def seconds(self, entry: Entry) -> float:
-        """Return how long a run takes, by what others of its row took."""
-        rows = [pace for (_, row), pace in self.paces.items() if row == entry.row]
-        own = self.paces.get((entry.setting, entry.row)) or max([self.guess, *rows])
-        return own * entry.rounds
+        """Return how long a run takes: as others like it, else as long as the slowest of all."""
+        key = (entry.setting, entry.row, entry.config().data.image_size)
+        pace = self.paces.get(key) or max([self.guess, *self.paces.values()])
+        return pace * entry.rounds
 
 
 if __name__ == "__main__":

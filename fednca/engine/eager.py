@@ -62,19 +62,17 @@ class EagerEngine:
             )
             order = torch_rng(self.seed, "batches", number, client)
             change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
-            values, optimizer = self.scratch
-            values.load(start)
-            settle(self.model, values)
+            weights, optimizer = self.scratch
+            settle(self.model, weights).load_state_dict(start)
             optimizer.reset()
             return local_update(self.method, local, optimizer, shard, self.config, order, change)
 
     @cached_property
     def scratch(self) -> tuple[Packed, FlatOptimizer]:
-        """The model's tensors while a client trains, and what moves them; made when they are first needed."""
-        tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
-        values = Packed.zeros(Layout.of(tensors, first=trainable), next(iter(tensors.values())).device)
-        return values, FlatOptimizer(values, trainable, self.config, self.method)
+        """The trainable weights while a client trains, and what moves them; made when they are first needed."""
+        trainable = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        weights = Packed.zeros(Layout.of(trainable), next(iter(trainable.values())).device)
+        return weights, FlatOptimizer(weights, list(trainable), self.config, self.method)
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""

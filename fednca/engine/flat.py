@@ -72,7 +72,8 @@ class FlatOptimizer:
         """Put back what `dump` returned."""
         for key, value in self.state.items():
             for name, tensor in self._by_name(value).items():
-                tensor.copy_(kept[f"{OPTIMIZER}{name}/{key}"])
+                if (path := f"{OPTIMIZER}{name}/{key}") in kept:  # older states lack weights that had no gradient
+                    tensor.copy_(kept[path])
 
     def _pairs(self, found: Gradients) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the place of each gradient that there is, and the gradient."""
@@ -98,11 +99,11 @@ def make_optimizer(weights: Iterable[Tensor], config: TrainConfig, method: Metho
 
 
 def settle(model: nn.Module, packed: Packed) -> nn.Module:
-    """Let a model's weights and buffers be the packed ones, and return it."""
+    """Let those of a model's weights and buffers that are packed be the packed ones, and return it."""
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for leaf, weight in module._parameters.items():
-            if weight is not None:
+            if weight is not None and prefix + leaf in packed:
                 weight.data = packed[prefix + leaf]
         for leaf in module._buffers:
             if prefix + leaf in packed:

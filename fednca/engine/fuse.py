@@ -37,14 +37,13 @@ def available() -> bool:
     """Tell whether kernels can be compiled and launched here, by the smallest of them."""
     if not torch.cuda.is_available():
         return False
-    try:
+
+    def compile_smallest() -> None:
         from fednca.engine.kernels.gathering import warm_up
 
         warm_up(1, 1, torch.device("cuda", torch.cuda.current_device()))
-        torch.cuda.synchronize()
-    except Exception:  # noqa: BLE001 (no triton, no C compiler, a GPU too old: all of them mean the same)
-        return False
-    return True
+
+    return works(compile_smallest)
 
 
 def watch(model: nn.Module, run: Callable[[], object]) -> Plan:
@@ -79,6 +78,9 @@ def watch(model: nn.Module, run: Callable[[], object]) -> Plan:
 def fuse(model: nn.Module, plan: Plan) -> nn.Module:
     """Let a model use the kernels where the plan says so, and return it; weights, buffers and their names stay."""
     modules = dict(model.named_modules())
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    if device.type == fused.DEVICE:
+        plan = compiled(plan, modules, device)
     for path, seen in plan.norms.items():
         norm = modules[path]
         norm.__dict__.update(relu=path in plan.relus | plan.blocks, dtype=seen.dtype)
@@ -94,23 +96,45 @@ def fuse(model: nn.Module, plan: Plan) -> nn.Module:
         for path, seen in own.items():
             modules[path].__dict__.update(dtype=seen.dtype)
             modules[path].__class__ = fast
-    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
-    if device.type == fused.DEVICE:
-        compile_kernels(plan, modules, device)
     return model
 
 
-def compile_kernels(plan: Plan, modules: dict[str, nn.Module], device: torch.device) -> None:
-    """Compile what the plan's modules need for batches of any size, before a step is captured."""
-    from fednca.engine.kernels import inference, norms, pooling, stem
+def compiled(plan: Plan, modules: dict[str, nn.Module], device: torch.device) -> Plan:
+    """Compile what batches of any size need, before a step is captured; the plan loses what this GPU cannot do."""
 
-    for path, seen in plan.norms.items():
-        for kernels in (norms, inference):
-            kernels.warm_up(seen.channels, seen.dtype, path in plan.relus | plan.blocks, device, path in plan.blocks)
-    for seen in plan.pools.values():
-        pooling.warm_up(seen.channels, seen.dtype, device)
-    for path, seen in plan.stems.items():
-        stem.warm_up(modules[path].out_channels, seen.dtype, device)
+    def compile_norms() -> None:
+        from fednca.engine.kernels import inference, norms
+
+        for path, seen in plan.norms.items():
+            relu, add = path in plan.relus | plan.blocks, path in plan.blocks
+            for kernels in (norms, inference):
+                kernels.warm_up(seen.channels, seen.dtype, relu, device, add)
+
+    def compile_pools() -> None:
+        from fednca.engine.kernels import pooling
+
+        for seen in plan.pools.values():
+            pooling.warm_up(seen.channels, seen.dtype, device)
+
+    def compile_stems() -> None:
+        from fednca.engine.kernels import stem
+
+        for path, seen in plan.stems.items():
+            stem.warm_up(modules[path].out_channels, seen.dtype, device)
+
+    kinds = {compile_norms: ("norms", "relus", "blocks"), compile_pools: ("pools",), compile_stems: ("stems",)}
+    return Plan(**{name: getattr(plan, name) for each, names in kinds.items() if works(each) for name in names})
+
+
+def works(compile_kernels: Callable[[], None]) -> bool:
+    """Tell whether kernels can be compiled and launched."""
+    try:
+        compile_kernels()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001 (no triton, no C compiler, a GPU too old or too small: all of them mean the same)
+        return False
+    return True
 
 
 class _Watcher(TorchFunctionMode):

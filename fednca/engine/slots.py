@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fednca.config import AugmentConfig, TrainConfig
 from fednca.engine.augment import augment
@@ -19,8 +20,7 @@ from fednca.methods.base import Local, Method, Server, Tensors
 from fednca.packed import Layout, Packed
 
 # Autocast turns these layers' weights to bf16 whenever they are used, and uses them for nothing else.
-LINEAR = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear, nn.MultiheadAttention)
-CAST = {nn.Conv1d, nn.Conv2d, FusedStem, *LINEAR}
+CAST = {nn.Conv1d, nn.Conv2d, FusedStem, nn.Linear, NonDynamicallyQuantizableLinear, nn.MultiheadAttention}
 
 
 @dataclass

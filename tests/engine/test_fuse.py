@@ -349,3 +349,12 @@ def test_one_value_per_channel_is_refused_as_torch_does():
     model = fuse.fuse(nn.Sequential(nn.BatchNorm2d(3)), fuse.Plan({"0": fuse.Input(3, torch.float32)})).train()
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         model(torch.zeros(1, 3, 1, 1))
+
+
+def test_what_a_gpu_cannot_compile_stays_torchs(monkeypatch):
+    monkeypatch.setattr(fused, "DEVICE", "cpu")  # for which triton compiles nothing
+    model = timm.create_model("resnet18", num_classes=5).to(memory_format=torch.channels_last).train()
+    maps, images = fuse.Input(64, torch.float32), fuse.Input(3, torch.float32)
+    plan = fuse.Plan(norms={"bn1": maps}, pools={"maxpool": maps}, stems={"conv1": images}, relus={"bn1": "act1"})
+    same = fuse.fuse(copy.deepcopy(model), plan)
+    assert [type(module) for module in same.modules()] == [type(module) for module in model.modules()]

@@ -1,1 +1,1 @@
-"""Triton kernels of our own for bf16 on a GPU, which `fednca.engine.fused` calls; importing one needs triton."""
+"""Triton kernels of our own for a GPU, most of them for bf16; importing one needs triton."""
