@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fednca.engine.kernels.norms import OPTIONS
+from fednca.engine.kernels.shared import OPTIONS
 
 BYTES, WARPS = 1024, 4  # of one program
 FIXED = ["rows_ptr", "mean_ptr", "std_ptr"]  # which lie where they lie: not what triton compiles for

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fednca.engine.kernels.norms import FIXED, OPTIONS, _tile, block_of
+from fednca.engine.kernels.norms import FIXED
+from fednca.engine.kernels.shared import OPTIONS, block_of, tile_at, write_tile
 
 ROWS, WARPS = 32, 2  # of one program
 
@@ -29,14 +30,8 @@ def _write_normal(
     var = tl.load(running_var_ptr + cols, mask=cols < C, other=1.0)
     scale = tl.load(weight_ptr + cols, mask=cols < C, other=0.0) / tl.sqrt(var + eps)
     bias = tl.load(bias_ptr + cols, mask=cols < C, other=0.0)
-    at, inside = _tile(0, tl.program_id(0) // blocks, rows, cols, C, ROWS)
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
-    if ADD:
-        y += tl.load(shortcut_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if RELU:
-        y = tl.where(y <= 0, 0.0, y)  # unlike a maximum, this lets NaN through
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+    at, inside = tile_at(0, tl.program_id(0) // blocks, rows, cols, C, ROWS)
+    write_tile(x_ptr, shortcut_ptr, y_ptr, at, inside, mean, scale, bias, ADD, RELU)
 
 
 def normalise(

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHANNELS = 64  # that a program has, at most
+from fednca.engine.kernels.shared import OPTIONS, aligned, block_of, cut, tile_at, write_tile
+
 REDUCE_ROWS, REDUCE_WARPS = 64, 8  # of one step of a program that reduces
 REDUCE_PROGRAMS = 256  # that reduce a map, at most
 MOST_PARTIALS = 64  # of a channel, a power of two: every program that writes joins them for itself
@@ -30,17 +31,9 @@ SMALL_ROWS, SMALL_CHANNELS, SMALL_WARPS = 512, 16, 8
 FIXED = [
     "rows", "splits", "per_split", "per_program", "weight_ptr", "bias_ptr", "running_mean_ptr", "running_var_ptr",
 ]  # fmt: skip
-OPTIONS = {"enable_fp_fusion": True}  # the default is not the same in all versions of triton
 
 
 # -- BatchNorm, forward ------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _tile(start, step, stop, cols, C, ROWS: tl.constexpr):
-    """Return the offsets (ROWS, COLS) of a tile, and which of them are inside."""
-    rows = start + step * ROWS + tl.arange(0, ROWS)
-    return rows[:, None] * C + cols[None, :], (rows < stop)[:, None] & (cols < C)[None, :]
 
 
 @triton.jit
@@ -58,7 +51,7 @@ def _moments(x_ptr, start, stop, cols, C, ROWS: tl.constexpr, COLS: tl.constexpr
     means = tl.zeros([ROWS, COLS], tl.float32)
     squares = tl.zeros([ROWS, COLS], tl.float32)
     for step in range(tl.cdiv(stop - start, ROWS)):
-        at, inside = _tile(start, step, stop, cols, C, ROWS)
+        at, inside = tile_at(start, step, stop, cols, C, ROWS)
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         apart = tl.where(inside, x - means, 0.0)
         means += apart * (1.0 / (step + 1))
@@ -96,7 +89,7 @@ def _write_output(
     if PARTIALS == 0:  # this program has all rows
         mean, square = _moments(x_ptr, 0, rows, cols, C, ROWS, COLS)
     else:
-        at, inside = _tile(0, 0, splits, cols, C, PARTIALS)
+        at, inside = tile_at(0, 0, splits, cols, C, PARTIALS)
         means = tl.load(partials_ptr + at, mask=inside, other=0.0)
         squares = tl.load(partials_ptr + splits * C + at, mask=inside, other=0.0)
         counts = tl.maximum(tl.minimum(rows - tl.arange(0, PARTIALS) * per_split, per_split), 0)
@@ -111,14 +104,8 @@ def _write_output(
     bias = tl.load(bias_ptr + cols, mask=cols < C, other=0.0)
     steps = tl.cdiv(tl.minimum(per_program, rows - start), ROWS)
     for done in range(steps):
-        at, inside = _tile(start, steps - 1 - done, rows, cols, C, ROWS)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        y = (x - mean[None, :]) * scale[None, :] + bias[None, :]
-        if ADD:
-            y += tl.load(shortcut_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if RELU:
-            y = tl.where(y <= 0, 0.0, y)  # unlike a maximum, this lets NaN through
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+        at, inside = tile_at(start, steps - 1 - done, rows, cols, C, ROWS)
+        write_tile(x_ptr, shortcut_ptr, y_ptr, at, inside, mean, scale, bias, ADD, RELU)
 
 
 # -- BatchNorm, backward -----------------------------------------------------------------------------------------------
@@ -152,7 +139,7 @@ def _sums(
     plain = tl.zeros([ROWS, COLS], tl.float32)
     product = tl.zeros([ROWS, COLS], tl.float32)
     for step in range(tl.cdiv(stop - start, ROWS)):
-        at, inside = _tile(start, step, stop, cols, C, ROWS)
+        at, inside = tile_at(start, step, stop, cols, C, ROWS)
         x, g = _load_pair(x_ptr, g_ptr, at, inside, mean, scale, bias, RELU)
         plain += g
         product += g * x
@@ -186,7 +173,7 @@ def _write_gradient(
     if PARTIALS == 0:  # this program has all rows
         plain, product = _sums(x_ptr, g_ptr, 0, rows, cols, C, mean, scale, bias, RELU, ROWS, COLS)
     else:
-        at, inside = _tile(0, 0, splits, cols, C, PARTIALS)
+        at, inside = tile_at(0, 0, splits, cols, C, PARTIALS)
         plain = tl.sum(tl.load(partials_ptr + at, mask=inside, other=0.0), 0)
         product = tl.sum(tl.load(partials_ptr + splits * C + at, mask=inside, other=0.0), 0)
     if part == 0:
@@ -196,28 +183,13 @@ def _write_gradient(
     slope = product * inverse * inverse / rows
     steps = tl.cdiv(tl.minimum(per_program, rows - start), ROWS)
     for done in range(steps):
-        at, inside = _tile(start, steps - 1 - done, rows, cols, C, ROWS)
+        at, inside = tile_at(start, steps - 1 - done, rows, cols, C, ROWS)
         x, g = _load_pair(x_ptr, g_ptr, at, inside, mean, scale, bias, RELU)
         dx = scale[None, :] * (g - constant[None, :] - x * slope[None, :])
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------
-
-
-def block_of(channels: int) -> int:
-    """Return how many channels a program has."""
-    return min(CHANNELS, max(16, int(triton.next_power_of_2(channels))))
-
-
-def cut(rows: int, programs: int, step: int) -> tuple[int, int]:
-    """Return how many rows each program has, in whole steps, and how many programs that makes.
-
-    >>> cut(1000, 4, 128)
-    (256, 4)
-    """
-    each = -(-rows // (max(1, programs) * step)) * step
-    return each, -(-rows // each)
 
 
 def forward(
@@ -328,12 +300,6 @@ def is_small(x: Tensor) -> bool:
     """Tell whether one launch does everything."""
     channels, rows = x.shape[1], x.numel() // x.shape[1]
     return rows <= min(SMALL, SMALL_PER_CHANNEL * channels)
-
-
-def aligned(g: Tensor) -> Tensor:
-    """Return a gradient as kernels were compiled for: channels last, at an address that is a multiple of 16."""
-    g = g.contiguous(memory_format=torch.channels_last)
-    return g.clone(memory_format=torch.preserve_format) if g.data_ptr() % 16 else g
 
 
 @cache

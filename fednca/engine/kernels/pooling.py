@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fednca.engine.kernels.norms import OPTIONS, aligned, block_of
+from fednca.engine.kernels.shared import OPTIONS, aligned, block_of
 
 WINDOWS, WARPS = 16, 4  # of one program, along a row
 FIXED = ["height", "width", "out_height", "out_width"]  # not what triton compiles for

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fednca.engine.kernels.norms import OPTIONS, aligned, block_of, cut
+from fednca.engine.kernels.shared import OPTIONS, aligned, block_of, cut
 
 FOLD_BLOCKS, FOLD_WARPS = 128, 8  # of one program, along a row
 FORWARD_COLUMNS, FORWARD_ROWS = 64, 28  # of one program
