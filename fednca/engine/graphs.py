@@ -12,6 +12,7 @@ from fednca.engine.batches import ImageStore, Shard, batch_bounds
 from fednca.engine.eager import EagerEngine, Result, finish
 from fednca.engine.lanes import Lane
 from fednca.engine.slots import Common, Feed, Judge, Slot, copy_all
+from fednca.errors import UnfitEngineError
 from fednca.methods.base import Local, Server, Tensors, Update
 from fednca.packed import Packed
 from fednca.randomness import derive_seed, seeded, torch_rng
@@ -41,6 +42,8 @@ class GraphEngine:
         """Try a step out and plan the memory for `wanted` clients side by side; states may wait on the host."""
         self.method, self.shards, self.config, self.seed = eager.method, eager.shards, eager.config, eager.seed
         self.keep_states = keep_states
+        if len(list(eager.model.parameters())) < len(list(eager.model.named_parameters(remove_duplicate=False))):
+            raise UnfitEngineError("layers of the model share a weight")
         longest = max(self.shards, key=len)
         self.classes = longest.labels.shape[1]
         self.common = Common(

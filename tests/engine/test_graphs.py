@@ -8,7 +8,7 @@ from torch import nn
 
 from fednca.engine.choose import choose_engine
 from fednca.engine.graphs import GraphEngine, deal
-from fednca.errors import FedncaError
+from fednca.errors import FedncaError, UnfitEngineError
 from fednca.methods import method_names
 from fednca.methods.base import Server, average
 from fednca.packed import Layout, Packed, flat
@@ -135,6 +135,15 @@ def test_weights_that_no_loss_depends_on_decay_as_with_a_gradient_of_zero():
     decayed = spare * (1 - config.lr * config.weight_decay) ** expected.update.steps
     torch.testing.assert_close(expected.update.weights["head.spare.weight"], decayed)
     assert not torch.equal(decayed, spare)
+
+
+def test_a_model_whose_layers_share_a_weight_is_left_to_the_eager_engine():
+    job, _ = start(tiny())
+    job.model.head = Unused(job.model.head)
+    graphs(job)  # as it is, graphs take it
+    job.model.head.again = job.model.head.spare
+    with pytest.raises(UnfitEngineError, match="share a weight"):
+        graphs(job)
 
 
 def test_graphs_without_a_gpu_are_refused_in_one_sentence():
