@@ -97,9 +97,10 @@ class Entry:
 
 # CIFAR-10's image size and numbers of composites are open: what comes near the published centralised row is taken.
 FEWER = (("data.options.train_singles", 1000), ("data.options.train_pairs", 65))
+FEWEST = (("data.options.train_singles", 500), ("data.options.train_pairs", 32))
 CALIBRATION = tuple(
     Entry(CIFAR10[0], "centralized", 0, 0, DRAW_ROUNDS, (("data.image_size", size), *counts))
-    for size, counts in ((64, ()), (112, ()), (64, FEWER))
+    for size, counts in ((64, ()), (112, ()), (64, FEWER), (112, FEWER), (64, FEWEST))
 )
 
 Records = Mapping[Path, Mapping[str, Any]]  # by the path of their entry

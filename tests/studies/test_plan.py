@@ -67,8 +67,8 @@ def test_open_choices_are_tried_on_the_centralised_row_before_anything_else_of_t
     others = [place for place, entry in enumerate(entries) if entry.setting in CIFAR10 and entry not in CALIBRATION]
     assert max(places) < min(others)
     configs = [entry.config() for entry in CALIBRATION]
-    assert [config.data.image_size for config in configs] == [64, 112, 64]
-    assert [config.data.options.get("train_singles") for config in configs] == [None, None, 1000]
+    assert [config.data.image_size for config in configs] == [64, 112, 64, 112, 64]
+    assert [config.data.options.get("train_singles") for config in configs] == [None, None, 1000, 1000, 500]
     assert len({entry.path for entry in CALIBRATION}) == len(CALIBRATION)
 
 
@@ -109,9 +109,9 @@ def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     sizes = [len(plan(records)) for records in ({}, one, tried_draws, complete)]
     # One setting: its table, 4 component rows of its own, FedAvg and FedNCA-ML on two more draws, extras, 2 queries.
     assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 2 * 3 + 7 * 3 + 2 * 3
-    # Three runs try out open choices, and three samples have tables of their own. The strongest other method adds two
+    # Five runs try out open choices, and three samples have tables of their own. The strongest other method adds two
     # draws to each setting, once it is known.
-    assert sizes[2] == 3 + 3 * 9 * 3 + 20 + 4 * 9 * 3 + 2 * 4 * 3 + 4 * 2 * 3 + 2 * 7 * 3 + 2 * 2 * 3
+    assert sizes[2] == 5 + 3 * 9 * 3 + 20 + 4 * 9 * 3 + 2 * 4 * 3 + 4 * 2 * 3 + 2 * 7 * 3 + 2 * 2 * 3
     assert sizes[3] - sizes[2] == 4 * 2
 
 
