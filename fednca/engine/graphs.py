@@ -11,7 +11,7 @@ from fednca.engine.augment import draw
 from fednca.engine.batches import ImageStore, Shard, batch_bounds
 from fednca.engine.eager import EagerEngine, Result, finish
 from fednca.engine.lanes import Lane
-from fednca.engine.slots import Common, Feed, Judge, Slot, copy_all
+from fednca.engine.slots import Common, Feed, Judge, Slot
 from fednca.errors import UnfitEngineError
 from fednca.methods.base import Local, Server, Tensors, Update
 from fednca.packed import Packed
@@ -80,8 +80,7 @@ class GraphEngine:
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
     ) -> Iterator[Result]:
         """Yield the result of each client in round `number`."""
-        self.common.start.load(server.weights)
-        copy_all(self.method.send(server), self.common.received)
+        self.common.begin(server)
         if self.device.type == "cuda":
             yield from self._train_side_by_side(number, clients, states)
             return
@@ -172,7 +171,7 @@ class GraphEngine:
             rng=task.rng,
             steps=len(task.feed.sizes),
         )
-        vars(local).update(global_model=self.common.frozen)  # Local would make a copy
+        vars(local).update(global_model=self.common.frozen.model)  # Local would make a copy
         extra = finish(self.method, local, shard, config)
         if not self.keep_states:
             local.state = {name: tensor.cpu() for name, tensor in local.state.items()}

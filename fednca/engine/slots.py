@@ -59,7 +59,6 @@ class Common:
         self.start = Packed.zeros(self.layout, self.device)
         self.start.load(tensors)
         self.scratch = self.start.clone()
-        self.frozen = settle(copy.deepcopy(model), self.start).eval().requires_grad_(False)
         settle(model, self.scratch)
         started = {name: self.start[name] for name in self.trainable}
         server = Server(self.start, method.start_server(started))
@@ -88,11 +87,34 @@ class Common:
         self.model.eval()
         with torch.no_grad():
             score(self.method, self.model, images, self.config)
+        self.frozen = Frozen(self, self.start)
+
+    def begin(self, server: Server) -> None:
+        """Take what a round begins with."""
+        self.start.load(server.weights)
+        self.frozen.renew()
+        copy_all(self.method.send(server), self.received)
 
     def copy_model(self, values: Packed) -> nn.Module:
         """Return a model of its own with these tensors, in bf16 one that uses our kernels."""
         model = settle(copy.deepcopy(self.model), values)
         return fuse(model, self.fusible) if self.config.precision == "bf16" and available() else model
+
+
+class Frozen:
+    """A model that scores images and is not trained, with the tensors it is given; in bf16 they are cast in advance."""
+
+    def __init__(self, common: Common, values: Packed) -> None:
+        """Build the model of these tensors."""
+        self.values = values
+        self.model = common.copy_model(values).eval().requires_grad_(False)
+        names = [name for name, _ in self.model.named_parameters()]
+        self.shadow = cast_at_once(self.model, values, names) if common.config.precision == "bf16" else None
+
+    def renew(self) -> None:
+        """Follow the tensors, which have changed."""
+        if self.shadow is not None:
+            self.shadow.load(self.values)
 
 
 @dataclass(frozen=True)
@@ -138,7 +160,7 @@ class Slot:
         self.local = SlotLocal(
             0, 0, config.lr, self.model, common.start, common.received, self.state, torch.Generator()
         )
-        vars(self.local).update(weights=self.masters, global_model=common.frozen)  # Local would make copies
+        vars(self.local).update(weights=self.masters, global_model=common.frozen.model)  # Local would make copies
 
     def begin(self, feed: Feed, state: Tensors) -> None:
         """Set everything to the beginning of a client's round."""
@@ -199,10 +221,7 @@ class Judge:
     def __init__(self, common: Common, classes: int, room: int) -> None:
         """Make room for this many images."""
         self.common, device, dtype = common, common.device, common.store.mean.dtype
-        self.values = common.start.clone()
-        self.model = common.copy_model(self.values).eval().requires_grad_(False)
-        names = [name for name, _ in self.model.named_parameters()]
-        self.shadow = cast_at_once(self.model, self.values, names) if common.config.precision == "bf16" else None
+        self.frozen = Frozen(common, common.start.clone())
         self.rows = torch.zeros(room, dtype=torch.int64, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.offsets = torch.arange(room, device=device)
@@ -210,9 +229,8 @@ class Judge:
 
     def begin(self, weights: Tensors, shard: Shard) -> None:
         """Take the weights and the images to score."""
-        self.values.load(weights)
-        if self.shadow is not None:
-            self.shadow.load(self.values)
+        self.frozen.values.load(weights)
+        self.frozen.renew()
         self.rows[: len(shard)].copy_(shard.rows)
         self.cursor.zero_()
 
@@ -220,7 +238,7 @@ class Judge:
         """Score the next batch."""
         at = self.cursor + self.offsets[:size]
         images = store.gather(self.rows[at])
-        self.scores[at] = score(self.common.method, self.model, images, self.common.config).to(self.scores.dtype)
+        self.scores[at] = score(self.common.method, self.frozen.model, images, self.common.config).to(self.scores.dtype)
         self.cursor.add_(size)
 
 
