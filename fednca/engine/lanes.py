@@ -34,6 +34,7 @@ class Lane:
         if key not in self.graphs:
             self.graphs[key] = self.capture(work)
             while len(self.graphs) > GRAPHS_KEPT:
+                self.stream.synchronize()  # the graph's replays may not be done, and its memory is about to be reused
                 del self.graphs[next(iter(self.graphs))]
         self.graphs[key].replay()
 
@@ -50,6 +51,8 @@ class Lane:
 
     def close(self) -> None:
         """Drop the graphs and give the stream to whoever comes next."""
+        if self.device.type == "cuda":
+            self.stream.synchronize()  # a run that failed may have left work
         self.graphs.clear()
         if self.device.type == "cuda":
             _idle.setdefault(self.device, []).append(self.stream)

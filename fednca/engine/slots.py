@@ -16,6 +16,7 @@ from fednca.engine.evaluate import autocast, score
 from fednca.engine.flat import FlatOptimizer, added, settle
 from fednca.engine.fuse import available, fuse, watch
 from fednca.engine.fused import FusedStem
+from fednca.engine.moves import in_one_kernel
 from fednca.methods.base import Local, Method, Server, Tensors
 from fednca.packed import Layout, Packed
 
@@ -144,6 +145,9 @@ class Slot:
         if config.precision == "bf16":
             self.shadow = cast_at_once(self.model, self.values, common.trainable).vectors[torch.bfloat16]
         self.leaves = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self.one_kernel = in_one_kernel(self.optimizer, self.shadow)
+        self.corrected = type(common.method).correct is not Method.correct
+        self.renew_shadow()
 
         self.state = {name: tensor.clone() for name, tensor in common.state.items()}
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
@@ -165,6 +169,7 @@ class Slot:
     def begin(self, feed: Feed, state: Tensors) -> None:
         """Set everything to the beginning of a client's round."""
         self.values.load(self.common.start)
+        self.renew_shadow()
         self.optimizer.reset()
         torch._foreach_zero_([self.cursor, self.totals])
         copy_all(state or self.common.state, self.state)
@@ -182,21 +187,36 @@ class Slot:
             change = partial(augment, draws=self.feed.changes[0][at], config=config.augment)
         images, labels = common.store.gather(self.feed.rows[at], change), self.feed.labels[at]
         local.drawn = iter([numbers[at] for numbers in self.feed.draws])
-        if self.shadow is not None:
-            self.shadow.copy_(self.optimizer.vector.detach())
         with autocast(common.device, config):
             terms = method.learner.losses(self.model, images, labels, local)
         penalties = method.penalties(local)
-        self.optimizer.take(torch.autograd.grad(added(terms), list(self.leaves.values()), allow_unused=True))
-        if penalties:  # they act on weights as they were before they were cast
-            self.optimizer.add(torch.autograd.grad(added(penalties), list(self.masters.values()), allow_unused=True))
-        self.optimizer.step()
-        with torch.no_grad():
-            method.correct(local)
+        self._move(terms, penalties)
         self.totals.add_(torch.stack([term.detach() for term in (terms | penalties).values()]), alpha=size)
         if self.increments is not None:
             self.values.vectors[torch.int64].add_(self.increments)
         self.cursor.add_(size)
+
+    def renew_shadow(self) -> None:
+        """Cast the weights for the next forward pass, all at once."""
+        if self.shadow is not None:
+            self.shadow.copy_(self.optimizer.vector.detach())
+
+    def _move(self, terms: Tensors, penalties: Tensors) -> None:
+        """Move the weights along the gradients of losses, and what was cast of them with them."""
+        found = torch.autograd.grad(added(terms), list(self.leaves.values()), allow_unused=True)
+        kernel = None if penalties else self.one_kernel
+        if kernel is not None:
+            kernel.step(found)
+        else:
+            self.optimizer.take(found)
+            if penalties:  # they act on weights as they were before they were cast
+                own = torch.autograd.grad(added(penalties), list(self.masters.values()), allow_unused=True)
+                self.optimizer.add(own)
+            self.optimizer.step()
+        with torch.no_grad():
+            self.common.method.correct(self.local)
+        if kernel is None or self.corrected:
+            self.renew_shadow()
 
     def _count_at_once(self) -> Tensor | None:
         """Take the counting of batches out of BatchNorm, and return what one addition adds to all counters."""

@@ -56,7 +56,7 @@ def test_bf16_with_kernels_of_our_own_is_as_near_to_float32_as_the_eager_engines
     (exact, server), (rough, _) = jobs
     expected, eager, engine = play(exact, exact.engine, server, 1), play(rough, rough.engine, server, 1), graphs(rough)
     images = rough.test.store.gather(rough.test.rows[:4])
-    for model in (engine.judge.model, *(slot.model for slot, _ in engine.slots)):
+    for model in (engine.judge.frozen.model, *(slot.model for slot, _ in engine.slots)):
         net = model.backbone.net
         assert type(net.conv1) is FusedStem
         assert stem_usable(images, net.conv1.weight)
