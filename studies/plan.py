@@ -46,7 +46,7 @@ EXTRAS = ("fedavg:head=mlp", "fedavg-balanced", "fedavg-asl", "ml-decoder", "fed
 WITH_FEATURES = ("FC", "LADM + ETF", "all")  # components whose test features are kept
 
 # Where the files lie, and what does not change what is learnt.
-COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_every": ROUNDS}
+COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_every": 20}
 PRETRAINED = {"model.pretrained": "data/resnet18_imagenet.safetensors"}
 OF_DATASET = {
     "dermamnist": PRETRAINED,

@@ -1,0 +1,86 @@
+"""Working off a plan of tiny runs: what a stop in between leaves, and what a later call makes of it."""
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+import run
+from helpers import tiny
+from plan import CALIBRATION, Entry
+
+from fednca.config import Config
+from fednca.runs import Run
+
+
+@dataclass(frozen=True)
+class TinyEntry(Entry):
+    """A run of the demo's kind in place of a setting's."""
+
+    def config(self) -> Config:
+        return tiny(train__rounds=self.rounds, seed=self.seed)
+
+
+@pytest.fixture(autouse=True)
+def _own_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "RUNS", tmp_path / "runs")
+
+
+def entries(rounds):
+    return [TinyEntry("dermamnist-0.1", "fedavg", 0, seed, rounds) for seed in (0, 1)]
+
+
+def record_of(folder, entry):
+    found = json.loads((folder / entry.path).read_text())
+    return {key: found[key] for key in ("results", "curves", "losses")}
+
+
+class AfterOneRound:
+    """An alarm that goes off when a run tells of its first round."""
+
+    def __init__(self, seconds, action):
+        self.action = action
+
+    def start(self):
+        run.Keeper.round = lambda view, cell, record: self.action()
+
+    def cancel(self):
+        del run.Keeper.round
+
+
+def test_runs_that_were_stopped_go_on_to_the_same_records(tmp_path, monkeypatch):
+    planned, whole, parts = entries(12), tmp_path / "whole", tmp_path / "parts"
+    assert run.work_off(planned, whole, "abc", time.monotonic() + 600, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Timer", AfterOneRound)
+        assert not run.work_off(planned, parts, "abc", time.monotonic() + 600, 1)
+    assert not list(parts.rglob("*.json"))
+    assert 0 < len(Run(run.RUNS / planned[0].path.with_suffix("")).history) < 12
+    assert run.work_off(planned, parts, "abc", time.monotonic() + 600, 1)
+    for entry in planned:
+        assert record_of(parts, entry) == record_of(whole, entry)
+    assert record_of(whole, planned[0]) != record_of(whole, planned[1])
+    assert not list(run.RUNS.rglob("*.safetensors"))  # what a record tells is not kept twice
+
+
+def test_no_run_ends_when_the_time_is_up(tmp_path):
+    assert not run.work_off(entries(12), tmp_path / "records", "abc", time.monotonic(), 1)
+    assert not (tmp_path / "records").exists()
+
+
+def test_what_fails_is_told_and_has_no_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(TinyEntry, "config", lambda self: tiny(train__rounds=1, train__lr=1e30))
+    assert not run.work_off(entries(1)[:1], tmp_path, "abc", time.monotonic() + 600, 1)
+    assert not list(tmp_path.glob("dermamnist*"))
+
+
+def test_only_what_has_no_record_and_is_settled_is_left(tmp_path):
+    left = run.left(tmp_path, "", [])
+    assert {entry.row for entry in left if entry.setting.startswith("cifar10")} == {"centralized"}
+    assert set(CALIBRATION) <= set(left)
+    assert {entry.setting for entry in run.left(tmp_path, "dermamnist-0.5", [])} == {"dermamnist-0.5"}
+    assert all(entry.row != "fedcurv" for entry in run.left(tmp_path, "nih", ["fedcurv"]))
+    planned, folder = entries(1)[0], tmp_path / "records"
+    assert run.work_off([planned], folder, "abc", time.monotonic() + 600, 1)
+    assert (folder / planned.path).is_file()
