@@ -113,13 +113,33 @@ def squares_of(layer: nn.Module) -> Squares | None:
 def squares_of_convolution(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:
     """Sum over samples the squares of Σ_s δ_s·patch_s; x: (B, Cin, H, W), δ: (B, Cout, H', W')."""
     assert isinstance(layer, nn.Conv2d)
-    patches = patches_of(layer, x.to(δ.dtype), δ.shape[2:])
-    gradients = δ.flatten(2) @ patches.flatten(3).flatten(1, 2)  # (B, Cout, R·S·Cin)
-    squares = sum_of_squares(gradients).view(len(layer.weight), *layer.kernel_size, layer.in_channels)
-    return {
-        "weight": squares.permute(0, 3, 1, 2),
-        "bias": sum_of_squares(δ.sum(dim=(2, 3), dtype=at_least_float(δ))),
-    }
+    weight = squares_by_kernel(layer, x, δ)
+    if weight is None:
+        patches = patches_of(layer, x.to(δ.dtype), δ.shape[2:])
+        gradients = δ.flatten(2) @ patches.flatten(3).flatten(1, 2)  # (B, Cout, R·S·Cin)
+        weight = sum_of_squares(gradients).view(len(layer.weight), *layer.kernel_size, layer.in_channels)
+    squares = {"weight": weight.permute(0, 3, 1, 2)}
+    if layer.bias is not None:
+        squares["bias"] = sum_of_squares(δ.sum(dim=(2, 3), dtype=at_least_float(δ)))
+    return squares
+
+
+def squares_by_kernel(layer: nn.Conv2d, x: Tensor, δ: Tensor) -> Tensor | None:
+    """Do the same without patches, (Cout, R, S, Cin), where a kernel of our own can: in bf16, on a GPU."""
+    from fednca.engine import fuse, fused
+
+    if δ.device.type != fused.DEVICE or δ.dtype != torch.bfloat16:
+        return None
+    assert not isinstance(layer.padding, str)
+    shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    x, δ = (each.to(torch.bfloat16, memory_format=torch.channels_last) for each in (x, δ))
+    if not all(fused.usable(each, torch.bfloat16) for each in (x, δ)):
+        return None
+    if not fuse.squares_compile(x.shape[1:], δ.shape[1:], shape, δ.device):
+        return None
+    from fednca.engine.kernels.squares import squares
+
+    return squares(x, δ, *shape)
 
 
 def patches_of(layer: nn.Conv2d, x: Tensor, size: torch.Size) -> Tensor:
@@ -177,9 +197,13 @@ def add_by_layers(
                 totals[f"{path}.{leaf}"] += square
 
     calls: list[str] = []
+    first: list[Tensor] = []  # outputs of layers with nothing trained before them
 
-    def on_forward(path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def on_forward(path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         calls.append(path)
+        if not output.requires_grad:
+            first.append(output.requires_grad_())
+            output = output.clone()  # which may be overwritten
         x, version = inputs[0].detach(), inputs[0]._version
 
         def on_gradient(δ: Tensor) -> None:
@@ -188,19 +212,20 @@ def add_by_layers(
             on_backward(path, layer, x, δ)
 
         output.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+        return output
 
     with ExitStack() as hooks:
         for path, layer in trained_layers(local).items():
             handle = layer.register_forward_hook(partial(on_forward, path))
             hooks.callback(handle.remove)
-        wanted = images.clone().requires_grad_()  # so that gradients pass all layers, and no weight needs its own
         with torch.enable_grad():
-            output = functional_call(local.model, weights, (wanted,))
+            output = functional_call(local.model, weights, (images,))
     if len(calls) > len(set(calls)):  # a layer's gradient is the sum over its calls
         add_by_samples(totals, learner, local, weights, images, labels)
         return
     found = gradients_of_losses(learner, local, output, images, labels)
-    torch.autograd.grad([output.logits, output.features], wanted, found)
+    reached = [(at, δ) for at, δ in zip((output.logits, output.features), found, strict=True) if at.requires_grad]
+    torch.autograd.grad([at for at, _ in reached], first, [δ for _, δ in reached], allow_unused=True)
 
 
 def gradients_of_losses(

@@ -80,14 +80,14 @@ def assert_within(found, reference, sums, rounding, accumulation):
     assert float(apart.max()) <= 0  # NaN fails too
 
 
-def interpret(path: Path) -> dict:
-    """Run this script in the interpreter, and return what it saved."""
+def interpret(path: Path, script: str = __file__) -> dict:
+    """Run a script in the interpreter, and return what it saved."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-W", "error", __file__, str(path)], env=environment, check=True)
+    subprocess.run([sys.executable, "-W", "error", script, str(path)], env=environment, check=True)
     return torch.load(path)
 
 
-def _teach_bf16() -> None:
+def teach_bf16() -> None:
     """Let the interpreter's dot take bf16 for what it is; it multiplies the bits as if they were integers."""
     import numpy as np
     import triton.language as tl
@@ -109,7 +109,7 @@ def main(path: str) -> None:
     """Save what the kernels make of all cases."""
     from fednca.engine.kernels import stem
 
-    _teach_bf16()
+    teach_bf16()
     torch.use_deterministic_algorithms(True)  # memory that nobody has written holds NaN
     stem.FOLD_BLOCKS, stem.FORWARD_ROWS, stem.SPLITS, stem.JOIN_SPLITS = 16, 4, 5, 2  # so that there are several
     found = {}

@@ -126,6 +126,20 @@ def compiled(plan: Plan, modules: dict[str, nn.Module], device: torch.device) ->
     return Plan(**{name: getattr(plan, name) for each, names in kinds.items() if works(each) for name in names})
 
 
+@cache
+def squares_compile(
+    image: torch.Size, seen: torch.Size, shape: tuple[tuple[int, ...], ...], device: torch.device
+) -> bool:
+    """Tell whether a convolution's squared gradients can be had from a kernel; `seen` is the shape of its map."""
+
+    def compile_squares() -> None:
+        from fednca.engine.kernels.squares import warm_up
+
+        warm_up(image, seen, shape, device)
+
+    return available() and works(compile_squares)
+
+
 def works(compile_kernels: Callable[[], None]) -> bool:
     """Tell whether kernels can be compiled and launched."""
     try:

@@ -89,6 +89,22 @@ def test_fisher_of_convolutions_of_all_shapes(shape):
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.parametrize("trained", ["all", "the last convolution and the head", "the head"])
+def test_fisher_of_a_network_that_is_trained_in_part(trained):
+    torch.manual_seed(0)
+    learner = FedAvg()
+    first, last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3, bias=False)
+    backbone = nn.Sequential(first, nn.ReLU(inplace=True), last, nn.ReLU(inplace=True))  # each overwrites an output
+    model = Classifier(backbone, learner.head(Task(tuple("ab"), 6))).double()
+    first.requires_grad_(trained == "all")
+    last.requires_grad_(trained != "the head")
+    images, labels = torch.randn(4, 3, 7, 6, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
+    fisher = fisher_diagonal(learner, local_of(model), [(images, labels)])
+    expected = by_a_loop(learner, model, images, labels)
+    assert len(fisher) == {"all": 5, "the last convolution and the head": 3, "the head": 2}[trained]
+    torch.testing.assert_close(fisher, expected, rtol=1e-9, atol=1e-14)
+
+
 class Twice(nn.Module):
     """A backbone that uses its only layer twice."""
 
