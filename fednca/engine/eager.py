@@ -16,7 +16,9 @@ from fednca.methods.base import Local, Method, Server, Tensors, Update
 from fednca.packed import Layout, Packed
 from fednca.randomness import seeded, torch_rng
 
-FINISH_BATCH = 128  # images at once in what a method does after the last step; samples do not mix there
+# Images at once in what a method does after the last step, where samples do not mix; a large GPU would wait for Python.
+FINISH_BATCH, LARGE_FINISH_BATCH = 128, 512
+LARGE_MEMORY = 32 * 2**30
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,10 @@ def local_update(
 
 def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> Tensors:
     """Let the method finish a client's update and return what it uploads beside the weights."""
-    with autocast(next(local.model.parameters()).device, config):
-        return method.finish(local, shard.batches(FINISH_BATCH))
+    device = next(local.model.parameters()).device
+    large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE_MEMORY
+    with autocast(device, config):
+        return method.finish(local, shard.batches(LARGE_FINISH_BATCH if large else FINISH_BATCH))
 
 
 def train_step(
