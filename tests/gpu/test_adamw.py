@@ -80,9 +80,8 @@ def test_rounds_are_those_of_torchs_optimiser(name, changes, monkeypatch):
     engine = graphs(job)
     assert kernels(engine) == [None] * len(engine.slots)
     expected = play(job, engine, before.server, 1, before.states, first=4)
-    assert (
-        distance_of_updates(found.server, expected.server, before.server) < 5e-2
-    )  # 0.022 of centralized, which takes most steps
+    distance = distance_of_updates(found.server, expected.server, before.server)
+    assert distance < 5e-2  # 0.022 where most steps are taken
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedprox"])
