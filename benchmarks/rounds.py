@@ -49,13 +49,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of each row; the best one counts")
     parser.add_argument("--rows", help=f"with commas between; left out: all that can run ({','.join(ROWS)})")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a setting")
+    parser.add_argument("--brief", action="store_true", help="no runs of a single round: without their two columns")
     parser.add_argument("--scaling", action="store_true", help="the other table: more clients, larger images")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw numbers")
     given = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 160)
     config = configure(given.preset, given.method, given.rounds, given.set)
     names = given.rows.split(",") if given.rows else None
-    numbers = (scaling if given.scaling else compare)(config, names, given.repeats, console)
+    if given.scaling:
+        numbers = scaling(config, names, given.repeats, console)
+    else:
+        numbers = compare(config, names, given.repeats, console, brief=given.brief)
     if given.json:
         facts = {"machine": machine(config), "config": config.model_dump(mode="json")}
         given.json.write_text(json.dumps(facts | numbers, indent=1))
@@ -97,12 +101,15 @@ def choose_rows(names: list[str] | None, known: list[str]) -> list[str]:
 # -- the same work, by everybody -----------------------------------------------------------------------------------
 
 
-def compare(config: Config, names: list[str] | None, repeats: int, console: Console) -> dict[str, Any]:
+def compare(config: Config, names: list[str] | None, repeats: int, console: Console, *, brief: bool) -> dict[str, Any]:
     """Measure all rows, print their table and return the raw numbers."""
-    first, runs = measure(config, choose_rows(names, list(ROWS)), repeats, console)
-    best = {row: min((key for key in runs if key[0] == row), key=lambda key: fastest(runs[key])) for row in first}
+    rows = choose_rows(names, list(ROWS))
+    first = {} if brief else first_rounds(config, rows, console)
+    runs = measure(config, rows if brief else list(first), repeats, console)
+    rows = list(dict.fromkeys(row for row, _ in runs))
+    best = {row: min((key for key in runs if key[0] == row), key=lambda key: fastest(runs[key])) for row in rows}
     work = load_work(config)
-    lines = {row: describe(row, best[row], first, runs, work) for row in first}
+    lines = {row: describe(row, best[row], first, runs, work) for row in rows}
     facts = machine(config)
     load = max(run.load_before for several in runs.values() for run in several)
     title = f"{config.method.name}, {len(work.shards)} clients, {config.train.rounds} rounds, best of {repeats}"
@@ -116,29 +123,35 @@ def compare(config: Config, names: list[str] | None, repeats: int, console: Cons
     return {"rows": lines, "runs": raw}
 
 
-def measure(
-    config: Config, names: list[str], repeats: int, console: Console
-) -> tuple[dict[str, Measured], dict[Key, list[Measured]]]:
-    """Return each row's first round, with its memory, and all timed runs by row and threads."""
-    one_round, device = config.replace({"train.rounds": 1}), pick_device(config.device)
-    first = {}
-    for row in names:
-        found = launch(row, one_round, 1, watch=True)
-        if found.left_out:
-            console.print(f"{ROWS[row].label}: left out, {found.left_out}")
-        else:
-            first[row] = found
-    runs: dict[Key, list[Measured]] = {}
+def first_rounds(config: Config, names: list[str], console: Console) -> dict[str, Measured]:
+    """Return each row's first round, with its memory, without those that cannot be run."""
+    on_cpu = pick_device(config.device).type == "cpu"  # a GPU's memory is told by the row itself
+    found = {row: launch(row, config.replace({"train.rounds": 1}), 1, watch=on_cpu) for row in names}
+    return {row: run for row, run in found.items() if not is_left_out(row, run, console)}
+
+
+def is_left_out(row: str, run: Measured, console: Console) -> bool:
+    """Tell whether a row could not be run, and say why."""
+    if run.left_out:
+        console.print(f"{ROWS[row].label}: left out, {run.left_out}")
+    return bool(run.left_out)
+
+
+def measure(config: Config, names: list[str], repeats: int, console: Console) -> dict[Key, list[Measured]]:
+    """Return all timed runs by row and threads."""
+    device, runs = pick_device(config.device), dict[Key, list[Measured]]()
     for repeat in range(repeats):
-        for row in first:
+        for row in names:
             for threads in worth_repeating(row, runs, device):
                 run = launch(row, config, threads)
+                if is_left_out(row, run, console):
+                    continue
                 if runs.setdefault((row, threads), []):
                     run = replace(run, weights=None)  # the first repeat's are enough
                 runs[row, threads].append(run)
                 spent = f"{run.seconds:.2f} s, load {os.getloadavg()[0]:.1f}"
                 console.print(f"[dim]{repeat + 1}. {ROWS[row].label}, {threads} threads: {spent}[/dim]")
-    return first, runs
+    return runs
 
 
 def worth_repeating(row: str, runs: dict[Key, list[Measured]], device: torch.device) -> list[int]:
@@ -166,12 +179,13 @@ def describe(
         "ms_per_client_step": seconds * 1000 / run.steps,
         "times_plain": plain / seconds if plain else None,
         "images_per_second": run.images / seconds,
-        "memory": run.memory or first[row].memory,
+        "memory": run.memory or (first[row].memory if first else None),
     }
     if run.weights is not None:
         line |= judge(work, run.weights)
         if "eager" in first:
             line["distance_first_round"] = distance(first[row], first["eager"])
+        if ("eager", 1) in runs:
             line["distance"] = distance(run, runs["eager", 1][0])
     return line
 
@@ -212,7 +226,7 @@ def comparison(lines: dict[str, dict[str, Any]], title: str) -> Table:
     for heading, _ in columns.values():
         table.add_column(heading, justify="right")
     for line in lines.values():
-        shown = line | {"memory": line["memory"] / MEBI}
+        shown = line | {"memory": line["memory"] and line["memory"] / MEBI}
         cells = [(shown.get(name), form) for name, (_, form) in columns.items()]
         table.add_row(line["label"], *("-" if value is None else format(value, form) for value, form in cells))
     return table

@@ -100,6 +100,7 @@ def test_a_row_is_described_by_its_best_repeat_beside_the_plain_loop(bench):
     assert line["times_plain"] == pytest.approx(2.5)
     assert line["images_per_second"] == pytest.approx(1500)
     assert line["memory"] == 2**20
+    assert rounds.describe("processes", ("processes", 1), {}, runs, None) == line | {"memory": None}
 
 
 def test_settings_are_changed_by_their_path(bench):
