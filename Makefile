@@ -9,7 +9,7 @@ demo: venv
 	$(BIN)/fednca demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/rounds.py --set device=cpu
