@@ -16,7 +16,7 @@ from fednca.methods.base import Local, Method, Server, Tensors, Update
 from fednca.packed import Layout, Packed
 from fednca.randomness import seeded, torch_rng
 
-# Images at once in what a method does after the last step, where samples do not mix; a large GPU would wait for Python.
+# Images at once in what a method does after the last step, where samples do not mix; more on a GPU with much memory.
 FINISH_BATCH, LARGE_FINISH_BATCH = 128, 512
 LARGE_MEMORY = 32 * 2**30
 
