@@ -16,6 +16,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import HEARTBEAT_MAX_INTERVAL, HEARTBEAT_MIN_INTERVAL
 
 BIN = Path(sys.executable).parent
 
@@ -98,7 +99,7 @@ class Federation:
         }
         return os.environ | own
 
-    def start(self, name: str, *command: str) -> subprocess.Popen:
+    def start(self, name: str, *command: str, **environment: str) -> subprocess.Popen:
         """Start a process whose output goes to NAME.log."""
         log = (self.folder / f"{name}.log").open("ab")
         self.starts[name] = log.tell()
@@ -107,7 +108,7 @@ class Federation:
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            env=self.environment,
+            env=self.environment | environment,
             cwd=self.folder,
             start_new_session=True,
         )
@@ -183,8 +184,8 @@ class Federation:
         write_node_key(self.folder / f"{site}.key")
         self.flwr("supernode", "register", f"{site}.pub", "test", "--name", site)
 
-    def start_supernode(self, site: str, config: Path) -> subprocess.Popen:
-        """Start a site's SuperNode."""
+    def start_supernode(self, site: str, config: Path, *, mortal: bool = False) -> subprocess.Popen:
+        """Start a site's SuperNode, whose death the SuperLink notices in 20 s if it is mortal, and else in an hour."""
         return self.start(
             site,
             sys.executable,
@@ -194,6 +195,7 @@ class Federation:
             f"--auth-supernode-private-key={self.folder}/{site}.key",
             f"--port={free_port()}",
             f'--node-config=site="{config}"',
+            HEARTBEAT_INTERVAL=str(HEARTBEAT_MIN_INTERVAL if mortal else HEARTBEAT_MAX_INTERVAL),
         )
 
     def flwr(self, *arguments: str) -> str:
