@@ -16,7 +16,7 @@ def federation(tmp_path):
     running = Federation(tmp_path)
     yield running
     running.stop()
-    wait_until(lambda: not running.relatives(), 20, "the end of all processes")
+    wait_until(lambda: not running.relatives(), "the end of all processes")
 
 
 def test_clients_of_a_simulation_train_to_the_weights_of_the_engine(federation, tmp_path):
@@ -25,8 +25,8 @@ def test_clients_of_a_simulation_train_to_the_weights_of_the_engine(federation, 
     (tmp_path / "server.toml").write_text('config = "run.toml"\nout = "run"\nmin_sites = 3\n')
     federation.start_simulation()
     run = federation.run(write_app(tmp_path / "app"), *NODES, server=str(tmp_path / "server.toml"), resume=False)
-    wait_until(lambda: (tmp_path / "run/results.json").exists(), 180, "the end of the run")
-    wait_until(lambda: federation.status(run) == "finished:completed", 60, "the run's good status")
+    wait_until(lambda: (tmp_path / "run/results.json").exists(), "the end of the run")
+    wait_until(lambda: federation.status(run) == "finished:completed", "the run's good status")
 
     found = Run(tmp_path / "run")
     names = ["client-0000", "client-0001", "client-0002"]

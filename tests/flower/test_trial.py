@@ -209,17 +209,17 @@ def test_flower_takes_the_commands_as_they_are_written(tmp_path, shell):
     superlink, register, supernode, run, _ = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
 
     shell(superlink, folder / "server")
-    wait_until(lambda: listens(port), 60, "the SuperLink's start")
+    wait_until(lambda: listens(port), "the SuperLink's start")
 
     node, log = shell(supernode, folder / "sites/north")  # not registered yet
-    assert wait_until(lambda: node.poll() is not None, 60, "the refusal of an unknown key")
+    assert wait_until(lambda: node.poll() is not None, "the refusal of an unknown key")
     assert "Failed to initialize the connection to the SuperLink" in log.read_text()
 
     done, log = shell(register, folder / "server")
     assert done.wait(60) == 0, log.read_text()
     node, log = shell(supernode, folder / "sites/north")
-    wait_until(lambda: "SuperNode ID" in log.read_text() or node.poll() is not None, 60, "the node's connection")
+    wait_until(lambda: "SuperNode ID" in log.read_text() or node.poll() is not None, "the node's connection")
     assert node.poll() is None, log.read_text()
 
     _, log = shell(run, folder / "server")
-    wait_until(lambda: "Successfully started run" in log.read_text(), 60, "the run's start")
+    wait_until(lambda: "Successfully started run" in log.read_text(), "the run's start")
