@@ -68,7 +68,7 @@ def run_command(argv: list[str]) -> None:
             raise unknown_name("flag", rest[0], ["--help", "--version"])
         parser.print_help()
         return
-    known = list(commands[argv[0]]._option_string_actions)  # argparse has no public list of a parser's flags
+    known = list(arguments.parser._option_string_actions)  # argparse has no public list of a parser's flags
     if "preset" in arguments:
         overrides = collect_overrides(arguments.preset, arguments, rest, known)
     elif rest:
@@ -88,7 +88,7 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
 
     def add(name: str, command: Callable[..., None], text: str) -> ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
         return sub
 
     demo = add("demo", run_demo, "Train FedAvg and FedNCA-ML on handwritten digits, ten clients, side by side.")

@@ -73,6 +73,8 @@ def told(capsys):
         ("run demo --out=", "argument --out: invalid not_empty value: ''"),
         (f"run demo --out {'x' * 300}", "File name too long"),
         ("--nope", "flag '--nope' is not known"),
+        ("--nope run demo", "flag '--nope' is not known"),
+        ("--nope methods", "argument '--nope' is not known"),
         ("run demo --clients 2000", "images cannot give 2000 clients"),
         ("run demo --pretrained no.safetensors", "weight file 'no.safetensors'"),
         ("run cifar10-0.5", "cifar10 lacks 'data/cifar10/cifar-10-batches-bin/data_batch_1.bin'"),
