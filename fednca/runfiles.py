@@ -3,6 +3,7 @@
 import fcntl
 import json
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,7 @@ import torch
 
 from fednca.config import Config
 from fednca.engine.loop import Record
-from fednca.errors import FedncaError
+from fednca.errors import FedncaError, RunFailedError
 from fednca.files import explain_write, write_atomic
 
 PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "safetensors")
@@ -34,6 +35,17 @@ def create_folder(folder: Path) -> Path:
     except OSError as error:
         raise FedncaError(f"cannot create '{folder}': {error.strerror}; choose another --out") from None
     return folder
+
+
+@contextmanager
+def forgotten_unless_begun(folder: Path) -> Iterator[None]:
+    """Remove a new run folder where a mistake shows before the first round: once mended, the run may have its place."""
+    try:
+        yield
+    except FedncaError as error:
+        if not (isinstance(error, RunFailedError) or (folder / "history.jsonl").exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def environment() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fednca.runfiles import (
     create_folder,
     default_folder,
     environment,
+    forgotten_unless_begun,
     locked,
     read_history,
     read_json,
@@ -112,7 +113,8 @@ def train(config: Config, out: str | Path | None = None, callbacks: Sequence[Cal
     folder = create_folder(Path(out) if out is not None else default_folder(config))
     with locked(folder), cpu_threads(config.threads):
         write_atomic(folder / "config.toml", resolve(config, method, federation).to_toml().encode())
-        return _begin(Run(folder), federation, model, device, callbacks)
+        with forgotten_unless_begun(folder):
+            return _begin(Run(folder), federation, model, device, callbacks)
 
 
 def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
@@ -170,16 +172,18 @@ def _go_on(
 ) -> Run:
     """Run the rounds that are left, keeping history and checkpoints, and write the results."""
     job = build_job(run.config, run.method, federation, model, device)
-    for callback in callbacks:
-        callback.on_start(run, federation, state.round)
-        if job.engine.note:
-            callback.on_note(job.engine.note)
+    started: list[Callback] = []
 
     def on_client(number: int, result: Result) -> None:
         for callback in callbacks:
             callback.on_client(number, result.update.client, result.losses)
 
     try:
+        for callback in callbacks:
+            callback.on_start(run, federation, state.round)
+            started.append(callback)
+            if job.engine.note:
+                callback.on_note(job.engine.note)
         # History first, then best, then last: `resume` cuts history back to `last`, which mends a kill in between.
         with Writer() as writer:
             for after, record, is_best in run_rounds(job, state, on_client):
@@ -196,7 +200,7 @@ def _go_on(
         raise RunFailedError(f"{error} (`fednca resume {run.folder}` goes on from the last good checkpoint)") from error
     finally:
         job.engine.close()
-        for callback in callbacks:
+        for callback in started:
             callback.on_end(run)
     return run
 

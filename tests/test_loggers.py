@@ -6,6 +6,7 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fednca.callbacks import Callback
 from fednca.errors import FedncaError
 from fednca.loggers import create_logger
 from fednca.runs import resume, train
@@ -50,6 +51,15 @@ class Service(ModuleType):
 
     def end_run(self, status):
         self.ended.append(status)
+
+
+class Ended(Callback):
+    """Hears whether it was told of the end."""
+
+    heard = False
+
+    def on_end(self, run):
+        self.heard = True
 
 
 def train_with_a_break(logger, folder):
@@ -103,7 +113,9 @@ def test_what_stops_a_service_is_one_sentence(name, tmp_path, monkeypatch):
         create_logger(name)
     monkeypatch.setitem(sys.modules, name, Service(refuses=True))
     with pytest.raises(FedncaError, match=f"{name} cannot begin: no server"):
-        train(tiny(), tmp_path / "run", [create_logger(name)])
+        train(tiny(), tmp_path / "run", [ended := Ended(), create_logger(name)])
+    assert ended.heard
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_wrong_name_lists_the_right_ones():

@@ -46,6 +46,12 @@ def assert_same_run(found: Run, expected: Run):
     assert found.results == expected.results
 
 
+def test_a_mistake_that_shows_before_the_first_round_leaves_the_place_free(tmp_path):
+    with pytest.raises(FedncaError, match="CUDA graphs need a CUDA device"):
+        train(CONFIG.replace({"engine": "graphs", "device": "cpu"}), tmp_path / "run")
+    assert train(CONFIG.replace({"train.rounds": 1}), tmp_path / "run").finished
+
+
 def test_a_run_knows_everything_it_did(whole):
     run = fednca.Run(whole.folder)
     assert run.finished
