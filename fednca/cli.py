@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fednca.bench import Bench
-    from fednca.callbacks import Callback
     from fednca.runs import Run
 
 DEMO_METHODS = ("fedavg", "fednca-ml")
@@ -151,27 +150,32 @@ def add_bench_flags(bench: ArgumentParser) -> None:
 def run_train(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Train one run and show its results."""
     config = load_config(arguments.preset, overrides)
+    from fednca.progress import watching
     from fednca.runfiles import default_folder
     from fednca.runs import train
 
     folder = Path(arguments.out or default_folder(config))
-    callbacks = [view(console), *map(create_logger, arguments.log)]
-    with tell_how_to_resume(folder):
-        show_results(train(config, folder, callbacks), console)
+    loggers = list(map(create_logger, arguments.log))
+    with watching(console) as view, tell_how_to_resume(folder):
+        run = train(config, folder, [view, *loggers])
+    show_results(run, console)
 
 
 def run_resume(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Go on with a run and show its results."""
+    from fednca.progress import watching
     from fednca.runs import resume
 
-    callbacks = [view(console), *map(create_logger, arguments.log)]
-    with tell_how_to_resume(Path(arguments.folder)):
-        show_results(resume(arguments.folder, callbacks), console)
+    loggers = list(map(create_logger, arguments.log))
+    with watching(console) as view, tell_how_to_resume(Path(arguments.folder)):
+        run = resume(arguments.folder, [view, *loggers])
+    show_results(run, console)
 
 
 def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Train both methods of the demo on the same federation, compare them, and write their report."""
     config = load_config("demo", {"evaluate.collapse": True} | overrides)
+    from fednca.progress import watching
     from fednca.report.page import write_page
     from fednca.report.tables import partition_table, results_table
     from fednca.runs import train
@@ -182,8 +186,8 @@ def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> 
     console.print(partition_table(federate(config)), "")
     runs = []
     for method in methods:
-        with tell_how_to_resume(folder / method):
-            runs.append(train(config.replace({"method.name": method}), folder / method, [view(console)]))
+        with watching(console) as view, tell_how_to_resume(folder / method):
+            runs.append(train(config.replace({"method.name": method}), folder / method, [view]))
     title = f"test metrics in percent, at the best of {config.train.rounds} rounds by validation"
     console.print("", results_table(title, {run.title: run.results["val"] for run in runs}))
     console.print("run folders:", *(str(run.folder) for run in runs), highlight=False, markup=False, soft_wrap=True)
@@ -215,11 +219,13 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
 def show_partition(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Print the partition of a setting, and write its facts and pictures."""
     config = load_config(arguments.preset, overrides)
+    from fednca.progress import watching
     from fednca.report.partition import write_report
     from fednca.report.tables import partition_table
     from fednca.setup import federate
 
-    federation = federate(config, view(console).on_prepare)
+    with watching(console) as view:
+        federation = federate(config, view.on_prepare)
     console.print(partition_table(federation))
     folder = Path(arguments.out or Path("runs") / "partitions" / Path(arguments.preset).stem)
     report = write_report(federation, folder, config.partition.model_dump())
@@ -236,14 +242,16 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
     """Fetch what may be fetched, then decode and check the images of every split."""
     from fednca.config import build_config
     from fednca.data.sources import get_source
+    from fednca.progress import watching
     from fednca.setup import data_root, load_dataset
 
     data = {"name": arguments.name, "root": arguments.root, "image_size": arguments.image_size}
     config = build_config({"data": data})
-    source, root, progress = get_source(arguments.name), data_root(config), view(console).on_prepare
-    if source.missing(root):
-        source.prepare(root, progress)
-    dataset = load_dataset(config, progress, verify=True)
+    source, root = get_source(arguments.name), data_root(config)
+    with watching(console) as view:
+        if source.missing(root):
+            source.prepare(root, view.on_prepare)
+        dataset = load_dataset(config, view.on_prepare, verify=True)
     sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
     console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False, markup=False)
 
@@ -293,13 +301,6 @@ def show_bench(bench: "Bench", console: "Console") -> None:
     title = f"{bench.preset}: test metrics in percent, at the best of {rounds} rounds by validation"
     console.print("", bench_table(title, results, {row: note for row, note in notes.items() if note}))
     console.print(f"run folders: {bench.folder}", highlight=False, markup=False, soft_wrap=True)
-
-
-def view(console: "Console") -> "Callback":
-    """Return the progress view that fits the console."""
-    from fednca.progress import progress_for
-
-    return progress_for(console)
 
 
 def not_empty(text: str) -> str:

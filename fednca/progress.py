@@ -1,6 +1,8 @@
 """Watching a run: a live view on a terminal, one plain line per round elsewhere."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -27,9 +29,18 @@ if TYPE_CHECKING:
 SHOWN = {"macro_auc": "macro-AUC", "macro_f1": "macro-F1", "micro_auc": "micro-AUC", "micro_f1": "micro-F1"}
 
 
-def progress_for(console: Console) -> Callback:
-    """Return the view that fits the console."""
-    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+@contextmanager
+def watching(console: Console) -> Iterator[Callback]:
+    """Give the view that fits the console; what it draws ends with the block, so that the cursor comes back."""
+    if not console.is_terminal:
+        yield PlainProgress(console)
+        return
+    view = LiveProgress(console)
+    try:
+        yield view
+    finally:
+        view.decoding.live.stop()
+        view.live.stop()
 
 
 def terms(losses: dict[str, float]) -> str:
