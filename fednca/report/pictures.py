@@ -61,15 +61,14 @@ def draw_pictures(runs: Sequence[Run], folder: Path, *, images: int = 2000) -> l
     few, many = ([np.flatnonzero(row == 1).tolist() for row in test.labels[each]] for each in (examples, shown))
     raw = pixels(test.images, examples)
     with rc_context(STYLE):
-        figures = {
-            "cosines": cosine_panels({label: cosines(seen.means) for label, seen in looks.items()}, classes),
-            "grad-cam": grad_cam_panels(raw, few, looks, classes),
-            "examples": example_grid(pixels(test.images, shown), many, classes),
-        }
+        figures = {"cosines": cosine_panels({label: cosines(seen.means) for label, seen in looks.items()}, classes)}
+        if any(few):
+            figures["grad-cam"] = grad_cam_panels(raw, few, looks, classes)
+        figures["examples"] = example_grid(pixels(test.images, shown), many, classes)
         if planes:
             figures |= {"tsne-classes": class_points(planes, classes), "tsne-labels": label_points(planes)}
         for label, seen in looks.items():
-            if seen.attention is not None:
+            if seen.attention is not None and any(few):
                 figures[f"attention-{_slug(label)}"] = attention_panels(label, raw, few, seen.attention, classes)
         paths = [path for stem, figure in figures.items() for path in _save(figure, folder / stem)]
     return paths + draw_partition(federation, folder)
@@ -135,9 +134,9 @@ def cosine_panels(found: Mapping[str, Floats], classes: Sequence[str]) -> Figure
     off_diagonal = ~np.eye(len(classes), dtype=bool)
     for axes, (label, values) in zip(panels, found.items(), strict=True):
         axes.imshow(values, DIVERGING, vmin=-1, vmax=1)
-        with np.errstate(all="ignore"):
-            mean = np.nanmean(values[off_diagonal])
-        axes.set_title(f"{label}\nmean of pairs {mean:z.2f}", fontsize=9)
+        pairs = values[off_diagonal & ~np.isnan(values)]
+        mean = f"{pairs.mean():z.2f}" if len(pairs) else "not defined"
+        axes.set_title(f"{label}\nmean of pairs {mean}", fontsize=9)
         axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=9 if len(classes) <= 20 else 5)
         axes.set_yticks(range(len(classes)), classes, fontsize=9 if len(classes) <= 20 else 5)
         axes.spines[:].set_visible(False)

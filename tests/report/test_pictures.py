@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from helpers import tiny
 from PIL import Image
 
 from fednca.errors import FedncaError
@@ -16,6 +17,7 @@ from fednca.report.pictures import (
     load_panels,
 )
 from fednca.report.samples import Embedding, look
+from fednca.runs import train
 
 CLASSES = [f"class {c}" for c in range(4)]
 
@@ -75,6 +77,18 @@ def test_the_squares_are_the_cosines():
     assert [text.get_text() for text in left.texts] == ["1.0", "0.0", "0.5", "0.0", "1.0", "0.5", "1.0"]
     assert title(left) == "left\nmean of pairs 0.23"
     assert len(cosine_panels({"one": np.eye(30)}, list(map(str, range(30)))).axes[0].texts) == 0
+
+
+def test_a_mean_of_no_pairs_is_not_defined():
+    assert title(cosine_panels({"one": np.ones((1, 1))}, CLASSES[:1]).axes[0]) == "one\nmean of pairs not defined"
+
+
+def test_test_images_without_any_class_are_drawn_without_evidence(tmp_path):
+    run = train(tiny(method__name="fednca-ml", train__rounds=1), tmp_path / "run")
+    run.federation.dataset.test.labels[:] = 0
+    names = {path.stem for path in draw_pictures([run], tmp_path / "figures", images=20)}
+    assert {"cosines", "examples", "test-classes"} <= names
+    assert not {name for name in names if name.startswith(("grad-cam", "attention", "tsne"))}
 
 
 @pytest.fixture(scope="module")
