@@ -11,7 +11,7 @@ from rich.markup import escape
 from fednca.bench import Bench
 from fednca.methods import method_class
 from fednca.progress import SHOWN
-from fednca.report.published import published
+from fednca.report.published import is_the_papers, published
 from fednca.report.tables import mean_and_std
 
 CALIBRATED = "macro_f1_calibrated"
@@ -53,14 +53,14 @@ def compare(bench: Bench, select: str = "val") -> list[Line]:
     lines = []
     for row, runs in zip(bench.rows, bench.runs().values(), strict=True):
         results = [run.results[select] for run in runs.values()]
-        method = bench.cell(row, 0).config.method
-        plain = method.learner is None and method.criterion is None and set(method.options) <= {"variant"}
+        config = bench.cell(row, 0).config
+        method, comparable = config.method, is_the_papers(config)
         entries = {}
         for metric in COLUMNS:
             found = mean_and_std(value_of(result, metric) for result in results)
             known = published(bench.config.data.name, bench.config.partition.beta, method.name, metric)
             entries[metric] = found and Entry(
-                100 * found[0], None if found[1] is None else 100 * found[1], known if plain else None
+                100 * found[0], None if found[1] is None else 100 * found[1], known if comparable else None
             )
         lines.append(Line(row.text, sorted(runs), entries, ranked=not method_class(method.name).centralized))
     return lines
@@ -91,7 +91,7 @@ def grid(lines: Sequence[Line], best: Mark, second: Mark, plain: Mark) -> list[l
         for metric, entry in line.entries.items():
             missing = "–" if line.seeds else "not run"
             mark = marks[places[metric].get(line.name, 2)]
-            cells.append(mark(entry.text()) if entry else missing)
+            cells.append(mark(entry.text()) if entry else plain(missing))
         table.append(cells)
     return table
 

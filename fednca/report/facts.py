@@ -17,7 +17,7 @@ from fednca.progress import SHOWN
 from fednca.report.figures import MOST_STACKED, group_tail, readable
 from fednca.report.groups import Group, differing, setting
 from fednca.report.partition import partition_report, train_counts
-from fednca.report.published import published
+from fednca.report.published import is_the_papers, published
 from fednca.report.tables import CALIBRATED, SELECTIONS, mean_and_std
 from fednca.rows import show
 from fednca.runs import Run
@@ -103,7 +103,7 @@ def group_facts(group: Group) -> Facts:
 
 def published_facts(config: Config) -> dict[str, float]:
     """Return what the paper reports of this method in this setting, in percent."""
-    if config.method.learner is not None:
+    if not is_the_papers(config):
         return {}
     found = {name: published(config.data.name, config.partition.beta, config.method.name, name) for name in METRICS}
     return {name: value for name, value in found.items() if value is not None}

@@ -4,7 +4,20 @@ import csv
 from functools import cache
 from pathlib import Path
 
+from fednca.config import Config
+from fednca.methods import create_method
+
 PUBLISHED = Path(__file__).parent / "published.csv"
+STILL_THE_PAPERS = {"variant", "text"}  # options under which a method stays the one that the paper reports
+
+
+def is_the_papers(config: Config) -> bool:
+    """Tell whether a run's method is the one that the paper reports: on its own learner and loss, with its defaults."""
+    method = config.method
+    kept = {name: value for name, value in method.options.items() if name in STILL_THE_PAPERS}
+    plain = config.replace({"method.options": kept})
+    own = method.learner is None and method.criterion is None
+    return own and create_method(config).hyper == create_method(plain).hyper
 
 
 def published(dataset: str, beta: float, method: str, metric: str) -> float | None:
