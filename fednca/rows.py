@@ -12,6 +12,7 @@ from fednca.methods import method_class, method_names
 
 ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
 LEARNER = "learner."  # prefix of a learner's options
+MOST_SEEDS = 1000  # more were hardly meant
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def all_rows() -> list[str]:
 def parse_row(text: str) -> Row:
     """Read `NAME[@LEARNER][:option=value[,option=value…]]`; an option of the learner is written `learner.option`."""
     methods, _, options = text.partition(":")
+    if "," in methods:
+        raise FedncaError(f"'{text}' has a comma before its options; put spaces between methods that have options")
     name, at, learner = methods.partition("@")
     owners = {"": name} | ({LEARNER: learner} if at else {})
     given = split_options(text, options, owners)
@@ -105,4 +108,8 @@ def parse_seeds(text: str) -> list[int]:
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*,?", text) or not text.strip("0"):
         raise FedncaError(f"--seeds should be how many, as in 3, or which ones, as in 4,7 or 5, (one), not '{text}'")
     numbers = [int(number) for number in text.split(",") if number]
-    return list(dict.fromkeys(numbers)) if "," in text else list(range(numbers[0]))
+    if "," in text:
+        return list(dict.fromkeys(numbers))
+    if numbers[0] > MOST_SEEDS:
+        raise FedncaError(f"--seeds {text} is how many; if it is the seed itself, write --seeds {text},")
+    return list(range(numbers[0]))

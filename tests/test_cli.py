@@ -94,6 +94,8 @@ def told(capsys):
         ("bench demo --methods fedavg-asl@fednca-ml", "differs from fedavg only in what a client learns"),
         ("bench demo --methods fedavg fednca-ml:heads=3", "fednca-ml:heads=3: 3 attention heads do not divide 64"),
         ("bench demo --seeds 0", "--seeds should be how many, as in 3, or which ones"),
+        ("bench demo --seeds 20260101", "if it is the seed itself, write --seeds 20260101,"),
+        ("bench demo --methods fedavg,fedprox:mu=1", "put spaces between methods that have options"),
         ("bench demo --seed 1", "setting 'seed' is not the same for all runs of a bench; use --seeds"),
         ("bench demo --method fedavg", "'method.name' is not the same for all runs of a bench; use --methods"),
         ("bench demo --method.tau 0.5", "is not the same for all runs of a bench; use --methods NAME:option=value"),
