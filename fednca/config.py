@@ -198,6 +198,8 @@ class Config(Options):
             *parents, leaf = path.split(".")
             node = values
             for part in parents:
+                if not isinstance(node.get(part), dict):
+                    raise unknown_name("setting", path, [known for known, _ in leaves()])
                 node = node[part]
             if path in OPTIONS_OF and node[leaf] != value:
                 node[OPTIONS_OF[path]] = {}  # another method's or dataset's
@@ -222,7 +224,7 @@ def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
     adapter: TypeAdapter[Any] = TypeAdapter(field.annotation)  # type: ignore[arg-type]
     is_list = any(getattr(kind, "__origin__", kind) in (tuple, list) for kind in get_args(field.annotation))
     try:
-        return adapter.validate_python(text.split(",") if is_list else text)
+        return adapter.validate_python([part.strip() for part in text.split(",")] if is_list else text)
     except ValidationError as error:
         if is_list:
             raise FedncaError(

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from fednca.config import Config, build_config, leaves, load_config, parse_value, preset_names
+from fednca.data.sources import folder
 from fednca.errors import FedncaError
 
 PAPER = {  # dataset, beta, gamma and whether training starts from scratch, as the paper's tables name them
@@ -63,6 +64,10 @@ def test_flag_text_becomes_the_fields_type(path, text, value):
     assert parse_value(path, dict(leaves())[path], text) == value
 
 
+def test_spaces_after_commas_do_not_count():
+    assert parse_value("classes", folder.Options.model_fields["classes"], "cat, dog") == ["cat", "dog"]
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -84,6 +89,12 @@ def test_a_wrong_value_is_one_sentence_that_names_it(values, told):
         build_config(values)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["trian.rounds", "seed.rounds", "train.augment.hflip.x", "train.rounds.x"])
+def test_a_wrong_path_is_one_sentence_that_names_it(path):
+    with pytest.raises(FedncaError, match=f"^setting '{path}' is not known"):
+        Config().replace({path: 5})
 
 
 def test_another_method_drops_the_old_ones_options(tmp_path):
