@@ -63,6 +63,8 @@ class Bench:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read what `bench.json` records."""
+        if not (folder / "bench.json").is_file():
+            raise FedncaError(f"'{folder}' is not the folder of a bench: it has no bench.json")
         note = read_json(folder / "bench.json")
         try:
             rows = [parse_row(text) for text in note["rows"]]

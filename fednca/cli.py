@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fednca.config import load_config, preset_names
 from fednca.errors import FedncaError, unknown_name
-from fednca.flags import Parser, add_config_flags, collect_overrides, with_dashes
+from fednca.flags import Parser, add_config_flags, collect_overrides, not_empty, whole, with_dashes
 from fednca.flower import commands as flower_commands
 from fednca.loggers import LOGGERS, create_logger
 from fednca.report import commands as report_commands
@@ -101,9 +101,9 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     deal = add("partition", show_partition, "Show how a setting deals the images to the clients.")
     for sub in (run, bench, deal):
         sub.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
-    for sub in (demo, run, deal):
-        sub.add_argument("--out", metavar="DIR", type=not_empty, help="folder to write to; must not hold anything yet")
-    for sub in (demo, run, deal):
+    places = {demo: "runs/demo", run: "runs/DATASET-BETA/METHOD-seedN", deal: "runs/partitions/PRESET"}
+    for sub, place in places.items():
+        sub.add_argument("--out", metavar="DIR", type=not_empty, help=f"folder to write to (default: {place})")
         add_config_flags(sub)
     add_bench_flags(bench)
     data = add("data", prepare_data, "Fetch a dataset and decode its images, or say what is missing.")
@@ -119,7 +119,7 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
         if kind == "datasets":
             sub.add_argument("--root", metavar="DIR", help="folder with one folder per dataset (default: data)")
         if kind == "methods":
-            sub.add_argument("--classes", metavar="N", type=int, choices=range(2, 513), default=20, help="in uploads")
+            sub.add_argument("--classes", metavar="N", type=whole(2, 512), default=20, help="in uploads")
     for sub in (run, again):
         sub.add_argument("--log", action="append", choices=LOGGERS, default=[], help="tell this of every round as well")
     report_commands.add_commands(add)
@@ -139,7 +139,7 @@ def add_bench_flags(bench: ArgumentParser) -> None:
     )
     bench.add_argument("--seeds", metavar="N|A,B,...", default="3", help="how many (default: 3), or which ones")
     bench.add_argument(
-        "--at-once", metavar="N", type=positive, help="runs side by side (default: what fits on a GPU; 1 on a CPU)"
+        "--at-once", metavar="N", type=whole(1), help="runs side by side (default: what fits on a GPU; 1 on a CPU)"
     )
     bench.add_argument(
         "--out", metavar="DIR", type=not_empty, help="folder to write to or go on with (default: runs/bench/PRESET)"
@@ -303,13 +303,6 @@ def show_bench(bench: "Bench", console: "Console") -> None:
     console.print(f"run folders: {bench.folder}", highlight=False, markup=False, soft_wrap=True)
 
 
-def not_empty(text: str) -> str:
-    """Refuse the empty path."""
-    if not text:
-        raise ValueError
-    return text
-
-
 def show_table(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Print the table of a bench."""
     from fednca.bench import Bench
@@ -317,14 +310,6 @@ def show_table(arguments: Namespace, overrides: Overrides, console: "Console") -
 
     text = FORMATS[arguments.format](compare(Bench.read(Path(arguments.folder)), arguments.select))
     console.print(text, end="", highlight=False, markup=arguments.format == "text", soft_wrap=True)
-
-
-def positive(text: str) -> int:
-    """Read a number from 1 on."""
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def free_folder(folder: Path) -> Path:

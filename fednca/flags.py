@@ -1,7 +1,8 @@
 """Command-line flags made from the config tree, so that no second list of options exists."""
 
 import argparse
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from pydantic.fields import FieldInfo
@@ -47,6 +48,25 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             help=f"{field.description}{default}".replace("%", "%%"),
         )
+
+
+def not_empty(text: str) -> str:
+    """Refuse the empty path."""
+    if not text:
+        raise argparse.ArgumentTypeError("give a path that is not empty")
+    return text
+
+
+def whole(low: int, high: float = math.inf) -> Callable[[str], int]:
+    """Return what reads a whole number within bounds."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+            upper = "on" if high == math.inf else f"to {high}"
+            raise argparse.ArgumentTypeError(f"give a whole number from {low} {upper}, not '{text}'")
+        return int(text)
+
+    return read
 
 
 def section_class(section: str) -> "type[Options]":

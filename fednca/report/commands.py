@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednca.errors import FedncaError
+from fednca.flags import whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ def add_commands(add: Add) -> None:
     figures.add_argument(
         "--images",
         metavar="N",
-        type=int,
+        type=whole(1),
         default=2000,
         help="most test images to take features of (default: 2000)",
     )
@@ -51,8 +51,6 @@ def run_figures(arguments: Namespace, overrides: dict[str, Any], console: "Conso
     from fednca.report.groups import find_runs
     from fednca.report.pictures import draw_pictures
 
-    if arguments.images < 1:
-        raise FedncaError(f"--images is {arguments.images}; give 1 or more")
     folder = place(arguments, "figures")
     paths = draw_pictures(find_runs(arguments.runs), folder, images=arguments.images)
     console.print(f"{len(paths)} files: {folder}", highlight=False, markup=False, soft_wrap=True)
