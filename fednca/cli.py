@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fednca.config import load_config, preset_names
 from fednca.errors import FedncaError, unknown_name
+from fednca.files import resuming
 from fednca.flags import Parser, add_config_flags, collect_overrides, not_empty, whole, with_dashes
 from fednca.flower import commands as flower_commands
 from fednca.loggers import LOGGERS, create_logger
@@ -329,4 +330,4 @@ def tell_how_to_resume(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         begun = (folder / "config.toml").exists()
-        raise KeyboardInterrupt(f"; go on with `fednca resume {folder}`" if begun else "") from None
+        raise KeyboardInterrupt(f"; go on with {resuming(folder)}" if begun else "") from None

@@ -1,6 +1,7 @@
 """Writing files so that a kill at any moment leaves either the old content or the new one."""
 
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,15 @@ def cache_folder() -> Path:
     """Return where what can be made again is kept for the user."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "fednca"
+
+
+def resuming(folder: Path) -> str:
+    """Return the command that goes on with a run, as a shell reads it.
+
+    >>> resuming(Path("runs/my run"))
+    "`fednca resume 'runs/my run'`"
+    """
+    return f"`fednca resume {shlex.quote(str(folder))}`"
 
 
 @contextmanager

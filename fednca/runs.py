@@ -18,7 +18,7 @@ from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.engine.eager import Result
 from fednca.engine.loop import Job, Record, calibrate, close, run_rounds
 from fednca.errors import FedncaError, RunFailedError
-from fednca.files import Writer, append_line, explain_write, write_atomic
+from fednca.files import Writer, append_line, explain_write, resuming, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
 from fednca.runfiles import (
@@ -197,7 +197,7 @@ def _go_on(
                     callback.on_round(record, after.best)
         write_atomic(run.folder / "results.json", json.dumps(final_results(run, job), indent=1).encode())
     except RunFailedError as error:
-        raise RunFailedError(f"{error} (`fednca resume {run.folder}` goes on from the last good checkpoint)") from error
+        raise RunFailedError(f"{error} ({resuming(run.folder)} goes on from the last good checkpoint)") from error
     finally:
         job.engine.close()
         for callback in started:

@@ -1,3 +1,4 @@
+import shlex
 import subprocess
 import sys
 
@@ -261,10 +262,12 @@ def test_ctrl_c_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fednca.progress.PlainProgress.on_round", interrupt)
-    assert main(["run", config, "--out", str(tmp_path / "run")]) == 130
-    assert capsys.readouterr().err == f"fednca: stopped; go on with `fednca resume {tmp_path / 'run'}`\n"
+    assert main(["run", config, "--out", str(tmp_path / "my run")]) == 130
+    before, command, after = capsys.readouterr().err.split("`")
+    assert (before, after) == ("fednca: stopped; go on with ", "\n")
+    assert shlex.split(command) == ["fednca", "resume", str(tmp_path / "my run")]
     monkeypatch.undo()
-    assert main(["resume", str(tmp_path / "run")]) == 0
+    assert main(shlex.split(command)[1:]) == 0
 
 
 def test_bench_trains_fails_and_goes_on(config, capsys, tmp_path):
