@@ -9,10 +9,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednca.config import load_config, preset_names
+from fednca.config import load_config
 from fednca.errors import FedncaError, unknown_name
 from fednca.files import resuming
-from fednca.flags import Parser, add_config_flags, collect_overrides, not_empty, whole, with_dashes
+from fednca.flags import Parser, add_config_flags, add_preset, collect_overrides, not_empty, whole, with_dashes
 from fednca.flower import commands as flower_commands
 from fednca.loggers import LOGGERS, create_logger
 from fednca.report import commands as report_commands
@@ -95,15 +95,9 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     demo.set_defaults(preset="demo")
     run = add("run", run_train, "Train a federation.")
     bench = add("bench", run_bench, "Train every method and seed of a setting; the same command again goes on.")
-    table = add("table", show_table, "Print the results of a bench beside the published ones.")
-    table.add_argument("folder", metavar="DIR", help="the folder of a bench")
-    table.add_argument("--select", choices=["val", "paper", "last"], default="val", help="how rounds are chosen")
-    table.add_argument("--format", choices=["text", "markdown", "csv", "latex"], default="text")
-    deal = add("partition", show_partition, "Show how a setting deals the images to the clients.")
-    for sub in (run, bench, deal):
-        sub.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
-    places = {demo: "runs/demo", run: "runs/DATASET-BETA/METHOD-seedN", deal: "runs/partitions/PRESET"}
-    for sub, place in places.items():
+    for sub in (run, bench):
+        add_preset(sub)
+    for sub, place in {demo: "runs/demo", run: "runs/DATASET-BETA/METHOD-seedN"}.items():
         sub.add_argument("--out", metavar="DIR", type=not_empty, help=f"folder to write to (default: {place})")
         add_config_flags(sub)
     add_bench_flags(bench)
@@ -114,13 +108,6 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     data.add_argument("--image-size", metavar="N", type=int, default=224, help="decode to this side (default: 224)")
     again = add("resume", run_resume, "Go on with an interrupted run.")
     again.add_argument("folder", metavar="DIR", help="folder of the run")
-    for kind, command in (("methods", show_methods), ("datasets", show_datasets)):
-        sub = add(kind, command, f"List the {kind}, or the options of one.")
-        sub.add_argument("name", metavar="NAME", nargs="?", help="show the options of this one")
-        if kind == "datasets":
-            sub.add_argument("--root", metavar="DIR", help="folder with one folder per dataset (default: data)")
-        if kind == "methods":
-            sub.add_argument("--classes", metavar="N", type=whole(2, 512), default=20, help="in uploads")
     for sub in (run, again):
         sub.add_argument("--log", action="append", choices=LOGGERS, default=[], help="tell this of every round as well")
     report_commands.add_commands(add)
@@ -217,28 +204,6 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
         raise IncompleteError(f"{failed}, and the same command tries again:{reasons}")
 
 
-def show_partition(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Print the partition of a setting, and write its facts and pictures."""
-    config = load_config(arguments.preset, overrides)
-    from fednca.progress import watching
-    from fednca.report.partition import write_report
-    from fednca.report.tables import partition_table
-    from fednca.setup import federate
-
-    with watching(console) as view:
-        federation = federate(config, view.on_prepare)
-    console.print(partition_table(federation))
-    folder = Path(arguments.out or Path("runs") / "partitions" / Path(arguments.preset).stem)
-    report = write_report(federation, folder, config.partition.model_dump())
-    for fact in ("label_distance", "cooccurrence_distance", "missing_classes"):
-        value = "not defined" if report[fact] is None else f"{report[fact]:.3f}"
-        console.print(f"{fact.replace('_', ' ')} of the clients: {value}", highlight=False, markup=False)
-    without = {part: "not defined" if share is None else f"{share:.0%}" for part, share in report["all_zero"].items()}
-    published = " (in the paper: 57% and 38%)" if config.data.name == "chestxray14" else ""
-    console.print(f"images without any class: {without['train']} of train, {without['test']} of test{published}")
-    console.print(f"facts and pictures: {folder}", highlight=False, markup=False, soft_wrap=True)
-
-
 def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Fetch what may be fetched, then decode and check the images of every split."""
     from fednca.config import build_config
@@ -255,31 +220,6 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
         dataset = load_dataset(config, view.on_prepare, verify=True)
     sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
     console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False, markup=False)
-
-
-def show_methods(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Print the table of methods, or one method's options."""
-    from fednca.methods import method_class
-    from fednca.report.tables import methods_table, options_table
-
-    if arguments.name:
-        found = method_class(arguments.name)
-        console.print(options_table(f"{arguments.name}: {found.__doc__}", found.Hyper))
-    else:
-        console.print(methods_table(arguments.classes))
-
-
-def show_datasets(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Print the table of datasets, or one dataset's options."""
-    from fednca.data.sources import get_source, source_names
-    from fednca.report.tables import datasets_table, options_table
-
-    if arguments.name:
-        found = get_source(arguments.name)
-        console.print(options_table(f"{arguments.name}: {found.SUMMARY}", found.Options))
-    else:
-        sources = {name: get_source(name) for name in source_names()}
-        console.print(datasets_table(sources, Path(arguments.root or "data")))
 
 
 def show_results(run: "Run", console: "Console") -> None:
@@ -302,15 +242,6 @@ def show_bench(bench: "Bench", console: "Console") -> None:
     title = f"{bench.preset}: test metrics in percent, at the best of {rounds} rounds by validation"
     console.print("", bench_table(title, results, {row: note for row, note in notes.items() if note}))
     console.print(f"run folders: {bench.folder}", highlight=False, markup=False, soft_wrap=True)
-
-
-def show_table(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Print the table of a bench."""
-    from fednca.bench import Bench
-    from fednca.report.comparison import FORMATS, compare
-
-    text = FORMATS[arguments.format](compare(Bench.read(Path(arguments.folder)), arguments.select))
-    console.print(text, end="", highlight=False, markup=arguments.format == "text", soft_wrap=True)
 
 
 def free_folder(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from pydantic.fields import FieldInfo
 
-from fednca.config import Config, leaves, load_config, parse_value
+from fednca.config import Config, leaves, load_config, parse_value, preset_names
 from fednca.errors import FedncaError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and exiting."""
         raise FedncaError(f"{message}; see `{self.prog} --help`")
+
+
+def add_preset(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names the settings to begin with."""
+    parser.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:

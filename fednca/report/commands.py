@@ -1,11 +1,12 @@
-"""The commands that show runs: `report` and `figures`."""
+"""The commands that show: runs and benches, the partition of a setting, methods and datasets."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednca.flags import whole
+from fednca.config import load_config
+from fednca.flags import add_config_flags, add_preset, not_empty, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +16,22 @@ Add = Callable[[str, Callable[..., None], str], ArgumentParser]
 
 def add_commands(add: Add) -> None:
     """Add the commands and their flags; `add` makes a command of a name, a function and a sentence."""
+    table = add("table", show_table, "Print the results of a bench beside the published ones.")
+    table.add_argument("folder", metavar="DIR", help="the folder of a bench")
+    table.add_argument("--select", choices=["val", "paper", "last"], default="val", help="how rounds are chosen")
+    table.add_argument("--format", choices=["text", "markdown", "csv", "latex"], default="text")
+    deal = add("partition", show_partition, "Show how a setting deals the images to the clients.")
+    add_preset(deal)
+    deal.add_argument(
+        "--out", metavar="DIR", type=not_empty, help="folder to write to (default: runs/partitions/PRESET)"
+    )
+    add_config_flags(deal)
+    methods = add("methods", show_methods, "List the methods, or the options of one.")
+    methods.add_argument("--classes", metavar="N", type=whole(2, 512), default=20, help="in uploads")
+    datasets = add("datasets", show_datasets, "List the datasets, or the options of one.")
+    datasets.add_argument("--root", metavar="DIR", help="folder with one folder per dataset (default: data)")
+    for sub in (methods, datasets):
+        sub.add_argument("name", metavar="NAME", nargs="?", help="show the options of this one")
     report = add("report", run_report, "Write a page that shows runs side by side; it needs no network.")
     figures = add("figures", run_figures, "Draw what trained models make of test images, side by side: PNG and SVG.")
     for sub in (report, figures):
@@ -30,6 +47,62 @@ def add_commands(add: Add) -> None:
         default=2000,
         help="most test images to take features of (default: 2000)",
     )
+
+
+def show_table(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
+    """Print the table of a bench."""
+    from fednca.bench import Bench
+    from fednca.report.comparison import FORMATS, compare
+
+    text = FORMATS[arguments.format](compare(Bench.read(Path(arguments.folder)), arguments.select))
+    console.print(text, end="", highlight=False, markup=arguments.format == "text", soft_wrap=True)
+
+
+def show_partition(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
+    """Print the partition of a setting, and write its facts and pictures."""
+    config = load_config(arguments.preset, overrides)
+    from fednca.progress import watching
+    from fednca.report.partition import write_report
+    from fednca.report.tables import partition_table
+    from fednca.setup import federate
+
+    with watching(console) as view:
+        federation = federate(config, view.on_prepare)
+    console.print(partition_table(federation))
+    folder = Path(arguments.out or Path("runs") / "partitions" / Path(arguments.preset).stem)
+    report = write_report(federation, folder, config.partition.model_dump())
+    for fact in ("label_distance", "cooccurrence_distance", "missing_classes"):
+        value = "not defined" if report[fact] is None else f"{report[fact]:.3f}"
+        console.print(f"{fact.replace('_', ' ')} of the clients: {value}", highlight=False, markup=False)
+    without = {part: "not defined" if share is None else f"{share:.0%}" for part, share in report["all_zero"].items()}
+    published = " (in the paper: 57% and 38%)" if config.data.name == "chestxray14" else ""
+    console.print(f"images without any class: {without['train']} of train, {without['test']} of test{published}")
+    console.print(f"facts and pictures: {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_methods(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
+    """Print the table of methods, or one method's options."""
+    from fednca.methods import method_class
+    from fednca.report.tables import methods_table, options_table
+
+    if arguments.name:
+        found = method_class(arguments.name)
+        console.print(options_table(f"{arguments.name}: {found.__doc__}", found.Hyper))
+    else:
+        console.print(methods_table(arguments.classes))
+
+
+def show_datasets(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
+    """Print the table of datasets, or one dataset's options."""
+    from fednca.data.sources import get_source, source_names
+    from fednca.report.tables import datasets_table, options_table
+
+    if arguments.name:
+        found = get_source(arguments.name)
+        console.print(options_table(f"{arguments.name}: {found.SUMMARY}", found.Options))
+    else:
+        sources = {name: get_source(name) for name in source_names()}
+        console.print(datasets_table(sources, Path(arguments.root or "data")))
 
 
 def run_report(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
