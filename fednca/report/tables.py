@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fednca.data.partition import summary
 from fednca.progress import SHOWN
+from fednca.report.partition import client_names
 
 if TYPE_CHECKING:
     from fednca.data.federation import Federation
@@ -32,8 +33,8 @@ def partition_table(federation: "Federation") -> Table:
     title = f"{federation.dataset.name}: training images by class and client ({left_out} left out{also})"
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("client", no_wrap=True)
-    for k in range(len(counts)):
-        table.add_column(str(k), justify="right")
+    for name in client_names(federation):
+        table.add_column(escape(name), justify="right")
     table.add_column("all", justify="right", style="bold")
     for c, name in enumerate(federation.dataset.classes):
         cells = [str(n) if held else "·" for n, held in zip(counts[:, c], share.partition.classes[:, c], strict=True)]

@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
+from rich.text import Text
 from scipy.spatial.distance import jensenshannon
 
 from fednca.data.federation import build_federation
@@ -16,6 +17,7 @@ from fednca.data.types import Dataset, Split
 from fednca.errors import FedncaError
 from fednca.report.figures import bubbles, class_bars, draw_partition, group_tail, readable, stacked_bars
 from fednca.report.partition import client_names, partition_report, write_report
+from fednca.report.tables import partition_table
 
 SETTINGS = {"clients": 4, "beta": 0.5, "gamma": 0.5, "seed": 0, "min_samples": 5}
 PICTURES = ("clients-stacked", "clients-bubbles", "train-classes", "test-classes")
@@ -123,6 +125,8 @@ def test_clients_are_named_after_their_sites():
     sites = ("north", "south")
     assert client_names(make_federation(sites=sites, kind="natural")) == ["north", "south"]
     assert client_names(make_federation(sites=sites, clients=2, gamma=1.0)) == ["0", "1"]
+    table = partition_table(make_federation(sites=("north", "[south]"), kind="natural"))
+    assert [Text.from_markup(column.header).plain for column in table.columns] == ["client", "north", "[south]", "all"]
     assert client_names(make_federation()) == ["0", "1", "2", "3"]
 
 
