@@ -1,0 +1,6 @@
+"""Where triton is not installed (it comes with torch on Linux alone), its kernels are not there to be tested."""
+
+from importlib.util import find_spec
+
+BY_INTERPRETER = [f"tests/engine/test_{name}.py" for name in ("adamw", "fuse", "squares", "stem")]
+collect_ignore_glob = [] if find_spec("triton") else ["fednca/engine/kernels/*", "tests/gpu/*", *BY_INTERPRETER]
