@@ -1,5 +1,9 @@
 """A federation small enough for a test: tiny digits, a narrow network, seconds on one core."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from fednca.bench import Bench, plan_bench
 from fednca.callbacks import Callback
 from fednca.config import Config, load_config
 from fednca.methods.base import Method
@@ -24,11 +28,18 @@ TINY = {
     "engine": "eager",
     "threads": 1,
 }
+SHORT = TINY | {"train.rounds": 2}
 
 
 def tiny(**changes: object) -> Config:
     """Return the tiny config; `train__rounds=1` sets `train.rounds`."""
     return load_config("demo", TINY | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def plan(folder: Path, *methods: str, seeds: Sequence[int] = (0,), **changes: object) -> Bench:
+    """Plan a bench of the tiny config with two rounds."""
+    overrides = SHORT | {name.replace("__", "."): value for name, value in changes.items()}
+    return plan_bench("demo", overrides, methods, seeds, folder)
 
 
 class LeastSquares(Method):

@@ -1,4 +1,4 @@
-"""Benches: rows, cells at once, interruptions, failures, and the table of mean and deviation."""
+"""Benches: cells at once, interruptions, failures, and what is refused."""
 
 import io
 import json
@@ -7,31 +7,19 @@ import signal
 import threading
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
-from helpers import TINY
+from helpers import plan
 from rich.console import Console
 
 import fednca.crew
-from fednca.bench import Bench, plan_bench
-from fednca.cli import main
+from fednca.bench import Bench
 from fednca.crew import Crew, Watch, how_many_fit, train_bench
 from fednca.engine.processes import fork
 from fednca.errors import FedncaError, RunFailedError
-from fednca.methods import method_names
 from fednca.randomness import GLOBAL
-from fednca.report.bench_view import BenchView, LiveView, PlainView
-from fednca.report.tables import bench_table, mean_and_std
-from fednca.rows import parse_row, parse_rows, parse_seeds
+from fednca.report.bench_view import BenchView
 from fednca.runs import Run, train
-
-SHORT = TINY | {"train.rounds": 2}
-
-
-def plan(folder, *methods, seeds=(0,), **changes):
-    overrides = SHORT | {name.replace("__", "."): value for name, value in changes.items()}
-    return plan_bench("demo", overrides, methods, seeds, folder)
 
 
 class Diary(BenchView):
@@ -73,61 +61,6 @@ def assert_as_alone(cell, folder):
     assert timeless(found) == timeless(alone)
     assert found.results == alone.results
     assert found.config == alone.config
-
-
-@pytest.mark.parametrize(
-    ("text", "canonical", "folder"),
-    [
-        ("fedavg", "fedavg", "fedavg"),
-        ("fedprox:mu=0.10", "fedprox:mu=0.1", "fedprox_mu-0.1"),
-        ("fedprox:mu=1e-7", "fedprox:mu=1e-07", "fedprox_mu-1e-07"),
-        ("fednca-ml:lambda2=1,lambda1=none", "fednca-ml:lambda1=none,lambda2=1", "fednca-ml_lambda1-none_lambda2-1"),
-        ("fednca-ml:train-etf=True", "fednca-ml:train_etf=true", "fednca-ml_train_etf-true"),
-        ("scaffold@fednca-ml", "scaffold@fednca-ml", "scaffold@fednca-ml"),
-        (
-            "fedprox@fednca-ml:learner.tau=0.5,mu=2",
-            "fedprox@fednca-ml:mu=2,learner.tau=0.5",
-            "fedprox@fednca-ml_mu-2_learner.tau-0.5",
-        ),
-    ],
-)
-def test_a_row_is_written_in_one_way_and_read_back(text, canonical, folder):
-    row = parse_row(text)
-    assert (row.text, row.folder) == (canonical, folder)
-    assert parse_row(row.text) == row
-
-
-def test_what_a_row_sets():
-    assert parse_row("fedprox@fednca-ml:mu=2,learner.tau=0.5").overrides == {
-        "method.name": "fedprox",
-        "method.learner": "fednca-ml",
-        "method.options": {"mu": 2.0},
-        "method.learner_options": {"tau": 0.5},
-    }
-
-
-def test_a_rows_folder_is_one_name_whatever_its_options_hold():
-    rows = parse_rows(["fedlgt:text=a/b.npz", "fedlgt:text=a-b.npz", "fedlgt:text=../b .npz"])
-    names = [row.folder for row in rows]
-    assert len(set(names)) == 3
-    assert all(name.startswith("fedlgt_text-") and not set(name) & set("/\\ :") for name in names)
-
-
-def test_all_is_every_method_and_the_released_variant():
-    texts = [row.text for row in parse_rows(["all", "fedprox:mu=0.1", "fedavg"])]
-    assert texts == [*texts[: len(method_names()) + 1], "fedprox:mu=0.1"]
-    assert {*method_names(), "fednca-ml:variant=released"} == set(texts[:-1])
-    assert [row.text for row in parse_rows(["fedavg,fedprox"])] == ["fedavg", "fedprox"]
-
-
-@pytest.mark.parametrize("text", ["", "0", "00", "-1", "1.5", "three", "1,,2", ",1", "1 2"])
-def test_seeds_that_are_none(text):
-    with pytest.raises(FedncaError, match="--seeds should be how many"):
-        parse_seeds(text)
-
-
-def test_seeds():
-    assert [parse_seeds(text) for text in ("1", "3", "0,", "7,4,7")] == [[0], [0, 1, 2], [0], [7, 4]]
 
 
 def test_cells_at_once_are_what_they_are_alone(tmp_path, monkeypatch):
@@ -375,135 +308,3 @@ def test_cells_at_once_on_a_gpu_are_what_they_are_alone(tmp_path):
     assert diary.most_at_once > 1  # so small a model leaves room for more
     for cell in bench.cells():
         assert_as_alone(cell, tmp_path / "alone")
-
-
-METRICS = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
-
-
-def write_results(cell, rng):
-    """Make a finished run by hand, and return its five metrics."""
-    cell.folder.mkdir(parents=True)
-    (cell.folder / "config.toml").write_text(cell.config.to_toml())
-    values = rng.random(5)
-    test = dict(zip(METRICS, values, strict=False))
-    chosen = {"round": 2, "val": {}, "test": test, "calibrated": {"test": {"macro_f1": values[4]}}}
-    wrong = {"round": 1, "val": {}, "test": dict.fromkeys(METRICS, 0.0), "calibrated": {"test": {"macro_f1": 0.0}}}
-    (cell.folder / "results.json").write_text(json.dumps({"val": chosen, "paper": wrong, "last": wrong}))
-    return values
-
-
-def test_the_table_has_mean_and_sample_deviation_of_the_round_chosen_on_validation(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    config = tmp_path / "tiny.toml"
-    bench = plan(tmp_path / "bench", "fedavg", "fedlgt", "fedprox:mu=0.1", seeds=[0, 1, 2])
-    config.write_text(bench.config.to_toml())
-    values = {}
-    for cell in bench.cells():
-        if cell.row.text != "fedlgt" or cell.seed == 1:
-            values.setdefault(cell.row.text, []).append(write_results(cell, rng))
-    bench.save()
-    assert main(["bench", str(config), "--methods", "fedavg", "fedprox:mu=0.1", "--out", str(bench.folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for row in ("fedavg", "fedprox:mu=0.1"):
-        seen = np.array(values[row]) * 100
-        cells = [f"{m:.1f}±{s:.1f}" for m, s in zip(seen.mean(0), seen.std(0, ddof=1), strict=True)]
-        line = next(line for line in lines if line.split()[:1] == [row.partition(":")[0]])
-        assert line.split()[1:] == ["0", "1", "2", *cells]
-    (single,) = np.array(values["fedlgt"]) * 100
-    line = next(line for line in lines if line.split()[:1] == ["fedlgt"])
-    assert line.split()[1:] == ["1", *(f"{value:.1f}±–" for value in single)]
-    assert any(line.startswith("fedlgt: text table: ") for line in lines)  # what must be said of its results
-    assert any(line.split() == ["mu=0.1"] for line in lines)
-
-
-def test_mean_and_deviation_of_the_values_there_are():
-    values = np.random.default_rng(1).random(5)
-    assert mean_and_std([*values, None]) == pytest.approx((values.mean(), values.std(ddof=1)), rel=1e-12)
-    assert mean_and_std([0.25, None]) == (0.25, None)
-    assert mean_and_std([None]) is None
-
-
-def test_a_row_without_results_shows_dashes():
-    console = Console(file=io.StringIO(), width=100)
-    console.print(bench_table("nothing yet", {"fedavg": {}}))
-    assert console.file.getvalue().splitlines()[5].split() == ["fedavg", *"––––––"]
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that is set by hand."""
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    return now
-
-
-ROUND = {"val": {"macro_f1": 0.5}}
-REACHED = {"macro_auc": 0.91, "macro_f1": None}
-
-
-def test_the_time_left_is_that_of_the_rounds_left_at_the_pace_so_far(tmp_path, clock):
-    bench = plan(tmp_path, "fedavg", "fedprox", "fednca-ml", train__rounds=10)
-    one, two, three = bench.cells()
-    view = BenchView(Console(file=io.StringIO()), bench.cells())
-    view.begin(one, 4)
-    assert view.times() == "0:00:00"
-    for number in (5, 6):
-        clock[0] += 30
-        view.round(one, {"round": number} | ROUND)
-    assert view.times() == "0:01:00, 0:12:00 left"  # 4 + 10 + 10 rounds of 30 seconds
-    clock[0] += 10
-    assert view.times() == "0:01:10, 0:11:50 left"
-    view.begin(two, 0)
-    view.fail(two, "no reason")
-    assert view.times() == "0:01:10, 0:06:50 left"
-    view.begin(three, 0)
-    view.finish(three, REACHED)
-    assert view.count() == "1 of 3 runs done"
-
-
-def test_plain_lines_tell_of_beginnings_and_ends_and_no_round(tmp_path, clock):
-    bench = plan(tmp_path, "fedavg", "fedprox", "fednca-ml")
-    one, two, three = bench.cells()
-    console = Console(file=io.StringIO(), width=40)
-    view = PlainView(console, bench.cells())
-    for _ in range(2):
-        view.note("engine: two horses")
-    view.prepare("digits train", 1, 2)
-    view.begin(one, 0)
-    view.begin(two, 1)
-    clock[0] = 60.0
-    view.round(one, {"round": 1} | ROUND)
-    view.finish(one, REACHED)
-    view.fail(two, "no [reason]")
-    view.begin(three, 0)
-    assert console.file.getvalue().splitlines() == [
-        "engine: two horses",
-        "fedavg, seed 0: begins | 0 of 3 runs done | 0:00:00",
-        "fedprox, seed 0: goes on after round 1 | 0 of 3 runs done | 0:00:00",
-        "fedavg, seed 0: macro-AUC 91.0 macro-F1 – | 1 of 3 runs done | 0:01:00, 0:04:00 left",
-        "fedprox, seed 0: failed, no [reason] | 1 of 3 runs done | 0:01:00, 0:03:00 left",
-        "fednca-ml, seed 0: begins | 1 of 3 runs done | 0:01:00, 0:03:00 left",
-    ]
-
-
-def test_the_live_picture_shows_what_runs_and_what_ended_last(tmp_path, clock):
-    bench = plan(tmp_path, "fedavg", "fedprox", "fednca-ml", seeds=range(3))
-    cells = bench.cells()
-    view = LiveView(Console(file=io.StringIO(), width=70, force_terminal=True), cells)
-    with view:
-        for cell in cells[:6]:
-            view.begin(cell, 0)
-            view.finish(cell, REACHED)
-        view.begin(cells[6], 0)
-        view.fail(cells[6], "a reason that is too long for a line " * 3)
-        view.begin(cells[7], 0)
-        clock[0] = 5.0
-        view.round(cells[7], {"round": 1} | ROUND)
-        shown = Console(file=io.StringIO(), width=70)
-        shown.print(view.picture())
-    lines = shown.file.getvalue().splitlines()
-    assert "6 of 9 runs done 0:00:05" in lines[0]
-    assert lines[1].rstrip().split("  ") == ["", "fedprox, seed 2", "round 1/2", "val macro-F1 50.0"]
-    assert [line.split(":")[0].strip() for line in lines[2:]] == [cell.name for cell in cells[2:7]]
-    assert lines[2].strip() == "fednca-ml, seed 0: macro-AUC 91.0 macro-F1 –"
-    assert lines[-1].endswith("…")

@@ -1,0 +1,62 @@
+"""Rows and seeds of a bench, as people write them."""
+
+import pytest
+
+from fednca.errors import FedncaError
+from fednca.methods import method_names
+from fednca.rows import parse_row, parse_rows, parse_seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "folder"),
+    [
+        ("fedavg", "fedavg", "fedavg"),
+        ("fedprox:mu=0.10", "fedprox:mu=0.1", "fedprox_mu-0.1"),
+        ("fedprox:mu=1e-7", "fedprox:mu=1e-07", "fedprox_mu-1e-07"),
+        ("fednca-ml:lambda2=1,lambda1=none", "fednca-ml:lambda1=none,lambda2=1", "fednca-ml_lambda1-none_lambda2-1"),
+        ("fednca-ml:train-etf=True", "fednca-ml:train_etf=true", "fednca-ml_train_etf-true"),
+        ("scaffold@fednca-ml", "scaffold@fednca-ml", "scaffold@fednca-ml"),
+        (
+            "fedprox@fednca-ml:learner.tau=0.5,mu=2",
+            "fedprox@fednca-ml:mu=2,learner.tau=0.5",
+            "fedprox@fednca-ml_mu-2_learner.tau-0.5",
+        ),
+    ],
+)
+def test_a_row_is_written_in_one_way_and_read_back(text, canonical, folder):
+    row = parse_row(text)
+    assert (row.text, row.folder) == (canonical, folder)
+    assert parse_row(row.text) == row
+
+
+def test_what_a_row_sets():
+    assert parse_row("fedprox@fednca-ml:mu=2,learner.tau=0.5").overrides == {
+        "method.name": "fedprox",
+        "method.learner": "fednca-ml",
+        "method.options": {"mu": 2.0},
+        "method.learner_options": {"tau": 0.5},
+    }
+
+
+def test_a_rows_folder_is_one_name_whatever_its_options_hold():
+    rows = parse_rows(["fedlgt:text=a/b.npz", "fedlgt:text=a-b.npz", "fedlgt:text=../b .npz"])
+    names = [row.folder for row in rows]
+    assert len(set(names)) == 3
+    assert all(name.startswith("fedlgt_text-") and not set(name) & set("/\\ :") for name in names)
+
+
+def test_all_is_every_method_and_the_released_variant():
+    texts = [row.text for row in parse_rows(["all", "fedprox:mu=0.1", "fedavg"])]
+    assert texts == [*texts[: len(method_names()) + 1], "fedprox:mu=0.1"]
+    assert {*method_names(), "fednca-ml:variant=released"} == set(texts[:-1])
+    assert [row.text for row in parse_rows(["fedavg,fedprox"])] == ["fedavg", "fedprox"]
+
+
+@pytest.mark.parametrize("text", ["", "0", "00", "-1", "1.5", "three", "1,,2", ",1", "1 2"])
+def test_seeds_that_are_none(text):
+    with pytest.raises(FedncaError, match="--seeds should be how many"):
+        parse_seeds(text)
+
+
+def test_seeds():
+    assert [parse_seeds(text) for text in ("1", "3", "0,", "7,4,7")] == [[0], [0, 1, 2], [0], [7, 4]]
