@@ -194,6 +194,7 @@ def test_a_folder_of_an_archive_becomes_the_target(tmp_path, kind, inner, unpack
         (make_tar({"images/a": b"1", "../evil": b"2"}), "cannot be unpacked: .*evil.* outside the destination"),
         (make_tar({"other/a": b"1"}), "holds no folder 'images'"),
     ],
+    ids=["empty", "page", "cut", "changed", "upwards", "absolute", "tar-upwards", "other"],  # an archive has its time
 )
 def test_a_broken_or_wicked_archive_leaves_nothing_behind(tmp_path, content, sentence):
     archive = tmp_path / "below" / "some.archive"
