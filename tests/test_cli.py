@@ -238,7 +238,8 @@ def test_demo_compares_both_methods(capsys, tmp_path):
     assert free_folder(tmp_path / "demo") == tmp_path / "demo-2"
 
 
-def test_listings(capsys):
+def test_listings(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for words, expected in (
         (["methods"], "fednca-ml"),
         (["methods", "fednca-ml"], "lambda1"),
