@@ -4,9 +4,10 @@ import datetime
 import ipaddress
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -15,6 +16,7 @@ from fednca.data.sources import folder as folder_source
 from fednca.errors import FedncaError
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig, load_server, load_site
+from fednca.flower.site import FEWEST, deal
 from fednca.flower.trial import subject_name
 
 Problems = Iterator[str]
@@ -36,7 +38,7 @@ def find_problems(folder: Path) -> list[str]:
         problems += [*explained(check_registered, site), *explained(check_same_authority, site)]
     if server is not None and not problems:
         problems += explained(lambda server: check_together(load_server(server / "server.toml"), classes), server)
-    return problems
+    return list(dict.fromkeys(problems))  # two checks may stumble over the same thing
 
 
 def is_insecure(folder: Path) -> bool:
@@ -77,8 +79,12 @@ def check_site(folder: Path, classes: dict[str, tuple[str, ...]]) -> list[str]:
         root = Path(site.root)
         if not root.is_dir():
             raise FedncaError(f"root '{root}' is not a folder; name the one with labels.csv and the images")
+        if site.name in classes:
+            raise FedncaError(f"another site is '{site.name}' already; give each its own name")
         options = validate(folder_source.Options, site.options, "options")
         found = folder_source.load(options, root)
+        if len(deal(found, site)["train"].rows) < FEWEST:
+            raise FedncaError(f"the table leaves fewer than {FEWEST} images for training; add rows for it")
         for name, labels in zip(found.classes, found.train.labels.T, strict=True):
             if (labels < 0).all():
                 raise FedncaError(f"no training row has a label for class '{name}'; correct its name, or leave it out")
@@ -133,12 +139,12 @@ def check_site_keys(folder: Path) -> Problems:
 
 def check_registered(folder: Path) -> Problems:
     """Check that a node's private key fits the public one that lies at the server, where both are here."""
-    private, public = folder / "node.key", folder.absolute().parents[1] / "server/nodes" / f"{folder.name}.pub"
+    private, public = folder / "node.key", server_beside(folder) / "nodes" / f"{folder.absolute().name}.pub"
     if not private.is_file() or not public.is_file():
         return
     try:
         known = serialization.load_ssh_public_key(public.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise FedncaError(f"public key '{public}' cannot be read ({error}); copy it anew from the site") from None
     if load_key(private).public_key() != known:
         yield f"key '{private}' does not fit '{public}'; copy the public key anew from the site, and register it"
@@ -146,9 +152,14 @@ def check_registered(folder: Path) -> Problems:
 
 def check_same_authority(folder: Path) -> Problems:
     """Check that a site trusts the authority that the server's certificate is from, where both are here."""
-    own, server = folder / "ca.crt", folder.absolute().parents[1] / "server/certificates/ca.crt"
+    own, server = folder / "ca.crt", server_beside(folder) / "certificates/ca.crt"
     if own.is_file() and server.is_file() and load_certificate(own) != load_certificate(server):
         yield f"certificate '{own}' is not the server's authority; copy it anew from '{server}'"
+
+
+def server_beside(folder: Path) -> Path:
+    """Return where the server's part is if a site's part lies in the federation's folder."""
+    return folder.absolute().parent.parent / "server"
 
 
 def check_dates(path: Path, certificate: x509.Certificate) -> Problems:
@@ -164,7 +175,7 @@ def check_dates(path: Path, certificate: x509.Certificate) -> Problems:
 def check_private(path: Path) -> Problems:
     """Check that nobody else can read a private key."""
     if path.is_file() and path.stat().st_mode & 0o077:
-        yield f"key '{path}' can be read by others; run `chmod 600 {path}`"
+        yield f"key '{path}' can be read by others; run `chmod 600 {quote(str(path))}`"
 
 
 def covers(certificate: x509.Certificate, host: str) -> bool:
@@ -181,9 +192,12 @@ def covers(certificate: x509.Certificate, host: str) -> bool:
 
 def connection(folder: Path) -> dict[str, object]:
     """Return how `flwr` reaches the SuperLink."""
-    found = read_toml(folder / "flower/config.toml").get("superlink", {})
-    chosen = found.get(found.get("default", ""), {})
-    return dict(chosen)
+    path = folder / "flower/config.toml"
+    found = read_toml(path).get("superlink", {})
+    chosen = found.get(found.get("default", ""), {}) if isinstance(found, dict) else None
+    if not isinstance(chosen, dict):
+        raise FedncaError(f"'{path}' does not say how to reach the SuperLink; write it as `fednca flower init` does")
+    return chosen
 
 
 def load_certificate(path: Path) -> x509.Certificate:
@@ -205,7 +219,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     load = serialization.load_ssh_private_key if b"OPENSSH" in content[:40] else serialization.load_pem_private_key
     try:
         key = load(content, None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise FedncaError(f"'{path}' is not a private key without password; copy it anew") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise FedncaError(f"key '{path}' is not one of an elliptic curve; make it with `ssh-keygen -t ecdsa -b 384`")

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fednca.errors import FedncaError
 from fednca.flower.classes import check_known
 from fednca.flower.exchange import Answers, fetch, take
+from fednca.flower.site import FEWEST
 
 LOG = logging.getLogger("flwr.fednca")
 PAUSE = 1.0  # seconds between two looks for sites that are waited for
@@ -133,8 +134,10 @@ class Roster:
             raise FedncaError(f"the node registered as '{registered}' says that it is site '{site.name}'")
         if site.name in self.present:
             raise FedncaError(f"site '{site.name}' is there already, as node {self.present[site.name].node}")
-        if site.images["train"] < 2:
-            raise FedncaError(f"site '{site.name}' has {site.images['train']} training images; it needs two or more")
+        if site.images["train"] < FEWEST:
+            raise FedncaError(
+                f"site '{site.name}' has {site.images['train']} training images; it needs {FEWEST} or more"
+            )
         if self.classes is not None:
             check_known(site.name, site.classes, self.classes)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fednca.config import Config, build_config
 from fednca.data.federation import Federation, hold_out
-from fednca.data.types import Split
+from fednca.data.types import Dataset, Split
 from fednca.engine.batches import Shard
 from fednca.errors import FedncaError
 from fednca.flower.classes import to_joint
@@ -20,6 +20,8 @@ from fednca.flower.config import SiteConfig, load_site
 from fednca.flower.tasks import Task
 from fednca.methods import method_class
 from fednca.setup import build_store, federate, load_dataset
+
+FEWEST = 2  # training images of a site: BatchNorm cannot train on one
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +63,18 @@ def open_folder(settings: SiteConfig, task: Task) -> Site:
     """Open a folder of images with a table of labels; nothing of the server's config can name a file of the site."""
     config = site_config(settings, task.config)
     dataset = load_dataset(config)
+    return Site(settings.name, config, dataset.classes, deal(dataset, settings), Path(settings.state) / task.run)
+
+
+def deal(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
+    """Tell a site's images for train, val and test apart."""
     train, val = dataset.train, dataset.val
     if val is None:
         rows, held_out = hold_out(train, settings.val_fraction, int(settings.options.get("seed", 0)))
         parts = {"train": _part(train, rows), "val": _part(train, held_out)}
     else:
         parts = {"train": _part(train), "val": _part(val)}
-    parts["test"] = _part(dataset.test)
-    return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / task.run)
+    return parts | {"test": _part(dataset.test)}
 
 
 def site_config(settings: SiteConfig, config: Config) -> Config:

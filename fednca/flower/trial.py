@@ -115,7 +115,8 @@ def write_server(trial: Trial, folder: Path) -> None:
     )
     write_new(folder / "server.toml", text.encode())
     write_app(folder / "app")
-    authority = json.dumps(str((folder / "certificates/ca.crt").absolute()))  # Flower takes no relative path
+    path = (folder / "certificates/ca.crt").absolute()  # Flower takes no relative one
+    authority = json.dumps(str(path), ensure_ascii=False)  # TOML knows no surrogate pairs
     safety = "insecure = true" if trial.insecure else f"root-certificates = {authority}"
     address = f"[{trial.host}]" if ":" in trial.host else trial.host
     connection = f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\naddress = "{address}:{trial.port}"\n{safety}\n'

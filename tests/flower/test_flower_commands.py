@@ -1,7 +1,9 @@
 import datetime
 import json
 import re
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -13,6 +15,7 @@ from in_process import simulated
 from fednca.cli import main
 from fednca.flower.config import ServerConfig
 from fednca.flower.leaves import what_leaves
+from fednca.flower.ready import check_registered, check_same_authority, connection
 from fednca.flower.server import serve
 from fednca.flower.trial import make_authority, make_certificate, private_bytes
 from fednca.methods import create_method, method_class, method_names
@@ -80,6 +83,11 @@ def spoil_header(trial, header):
     table.write_text(re.sub("^.*", header, table.read_text(), count=1))
 
 
+def cut_table(trial, rows):
+    table = trial / "sites/north/data/labels.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[: rows + 1]))
+
+
 FAULTS = {
     "expired": (lambda t: certify(t, begin=-9), "expired on "),
     "not yet valid": (lambda t: certify(t, begin=9), "is not valid before "),
@@ -129,6 +137,17 @@ FAULTS = {
         "no training row has a label for class 'digit 11'",
     ),
     "unknown site": (lambda t: edit(t / "sites/north/site.toml", '"north"', '"west"'), "not in the server's list"),
+    "a name twice": (lambda t: edit(t / "sites/north/site.toml", '"north"', '"east"'), "another site is 'east'"),
+    "one image": (lambda t: cut_table(t, 2), "fewer than 2 images for training"),
+    "unknown key": (
+        lambda t: (t / "server/nodes/north.pub").write_text("ssh-foo AAAAB3NzaC1yc2E= x\n"),
+        "north.pub' cannot be read",
+    ),
+    "no connection": (lambda t: (t / "server/flower/config.toml").write_text("superlink = 3"), "how to reach"),
+    "no named connection": (
+        lambda t: (t / "server/flower/config.toml").write_text('[superlink]\ndefault = "x"\nx = "y"\n'),
+        "how to reach",
+    ),
     "spelling": (
         lambda t: spoil_header(t, "image,split,digit 0,digit 1,digit 2,Digit-3,digit 4,digit 5,digit 6"),
         "agree on one name",
@@ -157,6 +176,32 @@ def test_check_finds_the_federation_and_each_part_of_it_ready(trial, tmp_path, c
         capsys.readouterr()
         assert main(["flower", "check", str(part)]) == 0
         assert capsys.readouterr().out == "ready\n"
+
+
+def test_check_in_a_sites_own_folder_compares_keys_too(trial, capsys, monkeypatch):
+    FAULTS["node's key"][0](trial)
+    monkeypatch.chdir(trial / "sites/north")
+    assert "does not fit" in told(capsys, "flower", "check", ".")
+
+
+def test_a_site_may_lie_below_the_root_of_a_file_system(trial, monkeypatch):
+    shutil.copytree(trial / "sites/north", trial / "alone")
+    monkeypatch.setattr("pathlib.Path.absolute", lambda path: Path("/") / path.name)  # as if mounted at /alone
+    assert list(check_registered(trial / "alone")) == list(check_same_authority(trial / "alone")) == []
+
+
+def test_one_fault_is_told_once(trial, capsys):
+    (trial / "sites/north/node.key").write_text("?")
+    assert told(capsys, "flower", "check", trial).count("is not a private key") == 1
+
+
+def test_a_folder_may_have_any_name(tmp_path, capsys):
+    folder = tmp_path / "Klinik Süd 😀"
+    assert main(["flower", "init", str(folder), "--sites", "north"]) == 0
+    assert Path(str(connection(folder / "server")["root-certificates"])).is_file()
+    (folder / "sites/north/node.key").chmod(0o644)
+    hint = re.search("`(chmod .*)`", told(capsys, "flower", "check", folder))[1]
+    assert shlex.split(hint) == ["chmod", "600", str(folder / "sites/north/node.key")]
 
 
 def test_check_of_another_folder_is_refused(tmp_path, capsys):
