@@ -82,12 +82,22 @@ def archive():
     return buffer.getvalue()
 
 
+def headed(shape):
+    """An array's header, and no numbers behind it."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
 THREE = vector(np.zeros(3, np.float32))
 BROKEN = {
     "nothing": {},
     "no layout": {"float32": THREE},
     "pickle": {"layout": raw(pickled())},
     "archive": {"layout": raw(archive())},
+    "no archive": {"layout": raw(b"PK\x03\x04")},
+    "petabytes": {"layout": raw(headed("(1000000000000000,)"))},
+    "a side beyond 64 bits": {"layout": raw(headed(f"({2**80},)"))},
+    "open brackets": {"layout": raw(headed("(((("))},
     "no array": {"layout": raw(b"\x93NUMPY")},
     "empty": {"layout": raw(b"")},
     "no JSON": {"layout": vector(np.zeros(3, np.uint8))},
