@@ -14,6 +14,10 @@ class UnfitEngineError(FedncaError):
     """An engine cannot execute this run; the message says why, as the end of a sentence."""
 
 
+class InUseError(FedncaError):
+    """A folder that another process works in."""
+
+
 class RunFailedError(FedncaError):
     """A run that could not go on (a non-finite loss, a full disk); what was done so far is on disk."""
 

@@ -14,7 +14,7 @@ import torch
 
 from fednca.config import Config
 from fednca.engine.loop import Record
-from fednca.errors import FedncaError, RunFailedError
+from fednca.errors import FedncaError, InUseError, RunFailedError
 from fednca.files import explain_write, resuming, write_atomic
 
 PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "safetensors")
@@ -117,5 +117,5 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FedncaError(f"'{folder}' is in use by another process") from None
+            raise InUseError(f"'{folder}' is in use by another process") from None
         yield

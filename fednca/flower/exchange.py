@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -45,35 +46,44 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read:
     Each answer is fetched by a thread of its own: a site that dies while it uploads holds up nobody else. It is read as
     soon as it comes, while other sites are still at work.
     """
-    answers, over = Answers[T](), threading.Event()
+    answers = Answers[T]()
     before = connections(grid)
     nodes = {site: message.metadata.dst_node_id for site, message in messages.items()}
-    pool = ThreadPoolExecutor(max(1, len(messages)), thread_name_prefix="answers")
     pending: dict[Future[Message | None], str] = {}
-    pushed = set(grid.push_messages(list(messages.values())))  # together, so that what they share is sent once
-    for site, message in messages.items():
-        if message.metadata.message_id in pushed:
-            pending[pool.submit(fetch, grid, message.metadata.message_id, over)] = site
-        else:
-            answers.missing[site] = "the SuperLink did not take the message for it"
-    began = time.monotonic()
-    while pending:
-        left = began + deadline - time.monotonic()
-        done, _ = wait(pending, timeout=max(0.0, min(WATCH, left)), return_when="FIRST_COMPLETED")
-        for future in done:
-            take(answers, pending.pop(future), future, read)
-        if left <= 0:
-            answers.missing.update(dict.fromkeys(pending.values(), f"it did not answer within {deadline:g} s"))
-            break
-        if not done:
-            now = connections(grid)
-            for future, site in list(pending.items()):
-                if now.get(nodes[site]) != before.get(nodes[site]):
-                    answers.missing[site] = "it was restarted" if nodes[site] in now else "it went offline"
-                    del pending[future]
-    over.set()
-    pool.shutdown(wait=False, cancel_futures=True)
+    with fetching(grid, len(messages)) as fetch_later:
+        pushed = set(grid.push_messages(list(messages.values())))  # together, so that what they share is sent once
+        for site, message in messages.items():
+            if message.metadata.message_id in pushed:
+                pending[fetch_later(message.metadata.message_id)] = site
+            else:
+                answers.missing[site] = "the SuperLink did not take the message for it"
+        began = time.monotonic()
+        while pending:
+            left = began + deadline - time.monotonic()
+            done, _ = wait(pending, timeout=max(0.0, min(WATCH, left)), return_when="FIRST_COMPLETED")
+            for future in done:
+                take(answers, pending.pop(future), future, read)
+            if left <= 0:
+                answers.missing.update(dict.fromkeys(pending.values(), f"it did not answer within {deadline:g} s"))
+                break
+            if not done:
+                now = connections(grid)
+                for future, site in list(pending.items()):
+                    if now.get(nodes[site]) != before.get(nodes[site]):
+                        answers.missing[site] = "it was restarted" if nodes[site] in now else "it went offline"
+                        del pending[future]
     return answers
+
+
+@contextmanager
+def fetching(grid: Grid, answers: int) -> Iterator[Callable[[str], "Future[Message | None]"]]:
+    """Give what fetches so many answers at once; on leaving, however that is, nobody looks for one any more."""
+    over, pool = threading.Event(), ThreadPoolExecutor(max(1, answers), thread_name_prefix="answers")
+    try:
+        yield lambda message_id: pool.submit(fetch, grid, message_id, over)
+    finally:
+        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def fetch(grid: Grid, message_id: str, over: threading.Event) -> Message | None:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Question:
 class Roster:
     """The sites that are connected, by name."""
 
-    def __init__(self, grid: Grid, sites: Sequence[str], question: Callable[[], RecordDict], deadline: float) -> None:
+    def __init__(self, grid: Grid, sites: Sequence[str], question: RecordDict, deadline: float) -> None:
         """Take the names that may take part, what a node is asked with, and how long it may think."""
         self.grid, self.sites, self.question, self.deadline = grid, sorted(sites), question, deadline
         self.classes: tuple[str, ...] | None = None  # once they are fixed, who comes later must fit
@@ -100,7 +100,7 @@ class Roster:
         return not is_site and question.answer.done() and time.monotonic() - question.asked > RETRY
 
     def _ask(self, node: NodeInfo) -> None:
-        message = Message(self.question(), node.node_id, MessageType.QUERY, ttl=self.deadline)
+        message = Message(self.question, node.node_id, MessageType.QUERY, ttl=self.deadline)
         pushed = next(iter(self.grid.push_messages([message])), None)
         if not pushed:
             return

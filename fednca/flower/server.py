@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fednca.config import Config, build_config, read_toml
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.engine.loop import Record
-from fednca.errors import FedncaError, RunFailedError
+from fednca.errors import FedncaError, InUseError, RunFailedError
 from fednca.files import append_line, explain_write, write_atomic
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig
@@ -39,26 +39,40 @@ LOOK = 0.5  # seconds between two looks whether it has
 def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
     """Run a federation from its beginning or, with `resume`, from its last finished round; return its folder."""
     folder = Path(settings.out)
-    begun = resume and (folder / "last.safetensors").exists()
-    if begun and (folder / "results.json").exists():
-        LOG.info("the run in '%s' is finished already", folder)
-        return folder
+    if not resume:
+        check_new(folder, settings)
+    with explain_write(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with taken_over(folder, TAKE_OVER if resume else 0.0):  # what is there counts once nobody else can change it
+        if (folder / "results.json").exists():
+            LOG.info("the run in '%s' is finished already", folder)
+        else:
+            run_in(folder, grid, settings)
+    return folder
+
+
+def check_new(folder: Path, settings: ServerConfig) -> None:
+    """Refuse a folder that holds something and a run that cannot be federated, before anything is written."""
+    config = settings.run_config()
+    check_fit(settings, config, create_method(config))
+    if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+        raise FedncaError(f"'{folder}' holds something already; go on with resume=true, or give another `out`")
+
+
+def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
+    """Begin a run in a folder, or go on with the one that is there."""
+    begun = (folder / "last.safetensors").exists()
     config = kept_config(folder, settings) if begun else settings.run_config()
     method = create_method(config)
     check_fit(settings, config, method)
-    if not resume and folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
-        raise FedncaError(f"'{folder}' holds a run already; go on with resume=true, or give another `out`")
-    with explain_write(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with taken_over(folder, TAKE_OVER if resume else 0.0), cpu_threads(config.threads):
-        job, state = go_on(grid, settings, config, method) if begun else begin(grid, settings, config, method)
+    run = read_json(folder / "environment.json")["run"] if begun else secrets.token_hex(8)
+    with cpu_threads(config.threads), closing(make_roster(grid, settings, config, run)) as roster:
+        start = go_on if begun else begin
+        job, state = start(settings, config, method, roster, run)
         try:
             play(job, state)
         except RunFailedError as error:
             raise RunFailedError(f"{error} (what was finished is in '{folder}')") from error
-        finally:
-            job.roster.close()
-    return folder
 
 
 @contextmanager
@@ -70,7 +84,7 @@ def taken_over(folder: Path, seconds: float) -> Iterator[None]:
             try:
                 stack.enter_context(locked(folder))
                 break
-            except FedncaError:
+            except InUseError:
                 if time.monotonic() >= end:
                     raise
                 time.sleep(LOOK)
@@ -86,11 +100,13 @@ def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
         epsilon_after(settings.privacy, 1)  # before the first round: is the accountant there?
 
 
-def begin(grid: Grid, settings: ServerConfig, config: Config, method: Method) -> tuple[Coordinator, State]:
+def begin(
+    settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
+) -> tuple[Coordinator, State]:
     """Wait for the sites, agree on classes, and write what the run is before its first round."""
-    folder, run = Path(settings.out), secrets.token_hex(8)
-    sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
-    roster = gather(grid, settings, config, run, sites)
+    folder = Path(settings.out)
+    roster.classes = None if settings.classes is None else tuple(settings.classes)
+    gather(roster, settings)
     joined = join_classes({name: roster.present[name].classes for name in sorted(roster.present)}, settings.classes)
     roster.classes = joined
     model = build_model(config, method, joined, pretrained=config.model.pretrained)
@@ -108,27 +124,28 @@ def begin(grid: Grid, settings: ServerConfig, config: Config, method: Method) ->
     state = State(0, Server(weights, method.start_server(trainable)))
     save_checkpoint(folder / "last.safetensors", state)
     ledger = Ledger(folder / "privacy.json", settings.privacy)
-    return Coordinator(grid, settings, config, method, model, joined, run, roster, ledger, folder), state
+    return Coordinator(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
 
 
-def go_on(grid: Grid, settings: ServerConfig, config: Config, method: Method) -> tuple[Coordinator, State]:
+def go_on(
+    settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
+) -> tuple[Coordinator, State]:
     """Take up a run where its last checkpoint left it, with the classes and client numbers it began with."""
     folder = Path(settings.out)
     facts = read_json(folder / "environment.json")
-    sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
-    if sorted(sites) != facts["sites"]:
+    if roster.sites != facts["sites"]:
         raise FedncaError(f"the run in '{folder}' has sites {', '.join(facts['sites'])}; a changed list is a new run")
     state = load_checkpoint(folder / "last.safetensors")
     truncate_history(folder / "history.jsonl", state.round)
     aside = folder / "next.safetensors"
     if aside.exists():
         settle_best(folder, known=state.best is not None and load_checkpoint(aside).round == state.best.round)
-    joined = tuple(facts["classes"])
-    roster = gather(grid, settings, config, facts["run"], sites, joined)
+    joined = roster.classes = tuple(facts["classes"])
+    gather(roster, settings)
     model = build_model(config, method, joined, pretrained="none")
     ledger = Ledger(folder / "privacy.json", settings.privacy)
     LOG.info("going on after round %s of %s", state.round, config.train.rounds)
-    return Coordinator(grid, settings, config, method, model, joined, facts["run"], roster, ledger, folder), state
+    return Coordinator(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
 
 
 def kept_config(folder: Path, settings: ServerConfig) -> Config:
@@ -139,30 +156,26 @@ def kept_config(folder: Path, settings: ServerConfig) -> Config:
     return kept
 
 
-def gather(
-    grid: Grid,
-    settings: ServerConfig,
-    config: Config,
-    run: str,
-    sites: list[str],
-    classes: tuple[str, ...] | None = None,
-) -> Roster:
-    """Wait until all sites are there, or as long as configured, and refuse to start with too few."""
+def make_roster(grid: Grid, settings: ServerConfig, config: Config, run: str) -> Roster:
+    """Return the roster of all that may take part, with nobody on it yet."""
+    sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
     question = RecordDict({TASK: Task(config, run).to_record()})
-    roster = Roster(grid, sites, lambda: question, settings.deadline)
-    roster.classes = classes if settings.classes is None else tuple(settings.classes)
-    roster.wait_for(sites, len(sites), settings.wait)
-    absent = roster.absent(sites)
+    return Roster(grid, sites, question, settings.deadline)
+
+
+def gather(roster: Roster, settings: ServerConfig) -> None:
+    """Wait until all sites are there, or as long as configured, and refuse to start with too few."""
+    roster.wait_for(roster.sites, len(roster.sites), settings.wait)
+    absent = roster.absent(roster.sites)
     for name, reason in absent.items():
         LOG.warning("site '%s' is missing at the start: %s", name, reason)
-    if len(sites) - len(absent) < settings.min_sites:
-        roster.close()
+    found = len(roster.sites) - len(absent)
+    if found < settings.min_sites:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
         raise RunFailedError(
-            f"{len(sites) - len(absent)} of at least {settings.min_sites} sites are there after {settings.wait:g} s "
+            f"{found} of at least {settings.min_sites} sites are there after {settings.wait:g} s "
             f"({reasons}); start them, and run again"
         )
-    return roster
 
 
 def play(job: Coordinator, state: State) -> None:

@@ -6,6 +6,7 @@ And what the engine makes of the same rounds.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -13,8 +14,10 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from parity import start
 
+from fednca.config import Config
 from fednca.engine.loop import shares
 from fednca.flower.app import client
+from fednca.flower.config import ServerConfig
 from fednca.methods.base import Server
 
 Fault = Callable[[Message, Message], Message | None]
@@ -82,6 +85,18 @@ class InProcessGrid(Grid):
 def simulated(clients: int = 3) -> InProcessGrid:
     """Return a grid of clients of the config's own partition."""
     return InProcessGrid(*({"partition-id": client} for client in range(clients)))
+
+
+def settings_for(config: Config, folder: Path, **changes: object) -> ServerConfig:
+    """Return a server's settings for a run in a folder."""
+    (folder / "run.toml").write_text(config.to_toml())
+    options = {"wait": 2.0, "deadline": 60.0} | changes
+    return ServerConfig(config=str(folder / "run.toml"), out=str(folder / "run"), **options)
+
+
+def is_train(message: Message) -> bool:
+    """Tell whether a site is asked to train."""
+    return message.metadata.message_type == "train"
 
 
 def engine_rounds(config, took_part) -> Server:

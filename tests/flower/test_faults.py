@@ -2,37 +2,21 @@
 
 import io
 import threading
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from helpers import Stop, tiny
-from in_process import Node, assert_same, engine_rounds, simulated
+from in_process import Node, assert_same, engine_rounds, is_train, settings_for, simulated
 
 import fednca.flower.server
-from fednca.engine.checkpoint import save_checkpoint
 from fednca.errors import FedncaError, RunFailedError
 from fednca.flower import exchange, roster
-from fednca.flower.config import ServerConfig
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.server import serve
-from fednca.runfiles import locked
+from fednca.flower.tasks import Task
 from fednca.runs import Run
-
-
-@pytest.fixture(autouse=True)
-def _hurry(monkeypatch):
-    monkeypatch.setattr(roster, "PAUSE", 0.05)
-    monkeypatch.setattr(exchange, "POLL", (0.02, 0.02))
-    monkeypatch.setattr(exchange, "WATCH", 0.1)
-
-
-def settings_for(config, folder, **changes):
-    (folder / "run.toml").write_text(config.to_toml())
-    options = {"wait": 2.0, "deadline": 60.0} | changes
-    return ServerConfig(config=str(folder / "run.toml"), out=str(folder / "run"), **options)
 
 
 def changed(part, change):
@@ -86,10 +70,6 @@ class Bomb:
 
 def failed(message, reply):
     return Message(Error(7, "out of memory\nat line 3"), reply_to=message) if is_train(message) else reply
-
-
-def is_train(message):
-    return message.metadata.message_type == "train"
 
 
 def fill(name, value):
@@ -155,59 +135,6 @@ def test_a_late_update_does_not_move_the_state_that_the_site_goes_on_from(name, 
     assert_same(run.state("last").server, engine_rounds(config, [[0, 1, 2], [1, 2], [0, 1, 2], [0, 1, 2]]))
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedcurv", "fedadam", "spherefed", "fednca-ml"])
-def test_a_server_killed_in_a_round_and_resumed_ends_with_the_same_weights(name, tmp_path):
-    config = tiny(method__name=name, train__rounds=4)
-    expected = engine_rounds(config, [[0, 1, 2]] * 4)
-    grid = simulated()
-
-    def kill(message, reply):  # after client 0 has trained and kept its state of the round
-        if is_train(message) and message.metadata.group_id == "3":
-            raise Stop
-        return reply
-
-    grid.nodes[999].fault = kill
-    settings = settings_for(config, tmp_path)
-    with pytest.raises(Stop):
-        serve(grid, settings)
-    assert len(Run(settings.out).history) == 2
-
-    grid.nodes[999].fault = lambda message, reply: reply
-    run = Run(serve(grid, settings, resume=True))
-    assert [record["round"] for record in run.history] == [1, 2, 3, 4]
-    assert all(record["notes"] == {} for record in run.history)
-    assert_same(run.state("last").server, expected)
-    assert run.finished
-    assert run.state("final").round == run.results["val"]["round"]
-
-
-def test_a_resumed_run_waits_for_the_end_of_a_server_that_lost_its_superlink(tmp_path, monkeypatch):
-    monkeypatch.setattr(fednca.flower.server, "LOOK", 0.05)
-    config = tiny(method__name="fedavg", train__rounds=1)
-    settings, folder = settings_for(config, tmp_path), tmp_path / "run"
-    folder.mkdir()
-    held = ExitStack()
-    held.enter_context(locked(folder))
-    with pytest.raises(FedncaError, match="in use by another process"):
-        serve(simulated(), settings)
-    leaves = threading.Timer(1.0, held.close)
-    leaves.start()
-    run = Run(serve(simulated(), settings, resume=True))
-    assert leaves.finished.is_set()
-    assert_same(run.state("last").server, engine_rounds(config, [[0, 1, 2]]))
-    monkeypatch.setattr(fednca.flower.server, "TAKE_OVER", 0.2)
-    (folder / "results.json").unlink()
-    with locked(folder), pytest.raises(FedncaError, match="in use by another process"):
-        serve(simulated(), settings, resume=True)
-
-
-def test_a_run_killed_before_its_first_round_starts_anew_with_resume(tmp_path):
-    config = tiny(method__name="fedavg", train__rounds=1)
-    settings = settings_for(config, tmp_path)
-    run = Run(serve(simulated(), settings, resume=True))
-    assert_same(run.state("last").server, engine_rounds(config, [[0, 1, 2]]))
-
-
 def test_a_site_whose_state_is_gone_begins_anew_and_that_is_said(tmp_path):
     config = tiny(method__name="scaffold", train__rounds=2)
     grid = simulated()
@@ -220,24 +147,6 @@ def test_a_site_whose_state_is_gone_begins_anew_and_that_is_said(tmp_path):
     grid.nodes[998].fault = lose
     run = Run(serve(grid, settings_for(config, tmp_path)))
     assert [list(record["notes"]) for record in run.history] == [[], ["client-0002"]]
-
-
-def test_a_run_stops_below_the_minimum_says_why_and_can_be_resumed(tmp_path):
-    config = tiny(method__name="fedavg", train__rounds=3)
-    grid = simulated()
-    settings = settings_for(config, tmp_path, wait=0.5)
-
-    def die(message, reply):
-        if message.metadata.message_type == "evaluate" and message.metadata.group_id == "1":
-            grid.gone = [grid.nodes.pop(1000), grid.nodes.pop(999)]
-        return reply
-
-    grid.nodes[998].fault = die
-    with pytest.raises(RunFailedError, match=r"round 2: 1 of at least 2 sites .*client-0000: it is not connected"):
-        serve(grid, settings)
-    grid.nodes |= {1000: grid.gone[0], 999: grid.gone[1]}
-    run = Run(serve(grid, settings, resume=True))
-    assert_same(run.state("last").server, engine_rounds(config, [[0, 1, 2]] * 3))
 
 
 def test_a_run_does_not_start_with_too_few_sites(tmp_path):
@@ -337,29 +246,39 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path):
     assert isinstance(sent, RecordDict)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_the_best_model_survives_a_kill_at_any_moment_of_keeping_it(moment, tmp_path, monkeypatch):
-    config = tiny(method__name="fedavg", train__rounds=4, train__lr=5e-3, evaluate__select="macro_auc")
-    expected = Run(serve(simulated(), settings_for(config, tmp_path)))
-    best = expected.results["val"]["round"]
-    assert best > 1  # or there would be nothing to lose
+def looking():
+    """Return the threads that look for answers."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("answers", "question"))]
 
-    def save(path, state):
-        if moment == "before" and path.name == "last.safetensors" and state.round == best:
-            raise Stop
-        save_checkpoint(path, state)
-        if moment == "after" and path.name == "last.safetensors" and state.round == best:
-            raise Stop
 
-    (tmp_path / "again").mkdir()
-    settings = settings_for(config, tmp_path / "again")
-    with monkeypatch.context() as patch:
-        patch.setattr(fednca.flower.server, "save_checkpoint", save)
-        with pytest.raises(Stop):
-            serve(simulated(), settings)
-    run = Run(serve(simulated(), settings, resume=True))
-    assert run.results["val"]["round"] == best
-    for which in ("best", "final", "last"):
-        assert run.state(which).round == expected.state(which).round
-        assert_same(run.state(which).server, expected.state(which).server)
-    assert not list((tmp_path / "again/run").glob("next*"))
+def wait_until_none_looks():
+    for thread in looking():
+        thread.join(5.0)
+    assert looking() == []
+
+
+def test_nobody_looks_for_answers_after_a_run_that_could_not_begin(tmp_path, monkeypatch):
+    grid = simulated()
+    grid.nodes[999].fault = lambda message, reply: None  # it never says who it is
+
+    def refuse(*_):
+        raise FedncaError("agree on one name")
+
+    monkeypatch.setattr(fednca.flower.server, "join_classes", refuse)
+    with pytest.raises(FedncaError, match="agree on one name"):
+        serve(grid, settings_for(tiny(), tmp_path, wait=0.3))
+    wait_until_none_looks()
+
+
+def test_nobody_looks_for_answers_after_an_exchange_that_failed():
+    grid = simulated(2)
+    task = Task(tiny(), "0" * 16).to_record()
+    messages = {str(node): Message(RecordDict({"task": task}), node, "query") for node in grid.nodes}
+    grid.nodes[999].fault = lambda message, reply: None
+
+    def read(site, content):
+        raise Stop
+
+    with pytest.raises(Stop):
+        exchange.exchange(grid, messages, 60.0, read)
+    wait_until_none_looks()
