@@ -91,6 +91,10 @@ class Coordinator:
         """What the sums of the closing exchange look like."""
         return rehearse_closing(self.config, self.method, self.model, len(self.classes))
 
+    def is_over(self, number: int) -> bool:
+        """Tell whether no round may follow the one of this number."""
+        return number >= self.config.train.rounds or self.ledger.is_spent()
+
     def task(self, site: str, number: int, accepted: int = 0) -> Task:
         """Return what a site is told."""
         return Task(
@@ -154,7 +158,7 @@ def play_round(job: Coordinator, state: State) -> tuple[State, Record, Judged | 
     record |= {"took_part": took_part, "left_out": left_out, "notes": notes}
     record |= job.ledger.record()
     judged = None
-    if number % job.config.evaluate.every == 0 or number == job.config.train.rounds:
+    if number % job.config.evaluate.every == 0 or job.is_over(number):
         judged, metrics = judge_model(job, server, number)
         record |= metrics
         state = state if judged is None else replace(state, best=better(state.best, number, record, job.config))

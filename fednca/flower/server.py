@@ -96,8 +96,9 @@ def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
     if method.centralized:
         raise FedncaError("method 'centralized' has no federation; choose a federated one, or run it with `fednca run`")
     check_private(settings.privacy, config, method)
-    if settings.privacy.mode != "none":
-        epsilon_after(settings.privacy, 1)  # before the first round: is the accountant there?
+    limit = settings.privacy.max_epsilon
+    if settings.privacy.mode != "none" and (spent := epsilon_after(settings.privacy, 1)) > (limit or spent):
+        raise FedncaError(f"max_epsilon is {limit:g}, and one round spends {spent:.3g}; raise it, or noise_multiplier")
 
 
 def begin(
@@ -115,7 +116,7 @@ def begin(
         options["method.learner_options"] = method.learner.hyper
     config = config.replace({path: own.model_dump(mode="json", exclude_none=True) for path, own in options.items()})
     facts = environment() | {"classes": joined, "note": method.learner.note, "unreadable": []}
-    facts |= {"run": run, "sites": roster.sites}
+    facts |= {"run": run, "sites": roster.sites, "privacy": noise_of(settings)}
     (folder / "history.jsonl").unlink(missing_ok=True)  # of a start that was killed
     write_atomic(folder / "config.toml", config.to_toml().encode())
     write_atomic(folder / "environment.json", json.dumps(facts, indent=1).encode())
@@ -135,6 +136,9 @@ def go_on(
     facts = read_json(folder / "environment.json")
     if roster.sites != facts["sites"]:
         raise FedncaError(f"the run in '{folder}' has sites {', '.join(facts['sites'])}; a changed list is a new run")
+    if noise_of(settings) != facts["privacy"]:
+        noise = ", ".join(f"{name} = {value}" for name, value in facts["privacy"].items())
+        raise FedncaError(f"the run in '{folder}' began with {noise}, and its epsilon holds for that; set it back")
     state = load_checkpoint(folder / "last.safetensors")
     truncate_history(folder / "history.jsonl", state.round)
     aside = folder / "next.safetensors"
@@ -146,6 +150,11 @@ def go_on(
     ledger = Ledger(folder / "privacy.json", settings.privacy)
     LOG.info("going on after round %s of %s", state.round, config.train.rounds)
     return Coordinator(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
+
+
+def noise_of(settings: ServerConfig) -> dict[str, Any]:
+    """Return what of the privacy settings must stay over a run; the rest says how it is reported and when it ends."""
+    return settings.privacy.model_dump(include={"mode", "clip_norm", "noise_multiplier"})
 
 
 def kept_config(folder: Path, settings: ServerConfig) -> Config:
@@ -180,13 +189,19 @@ def gather(roster: Roster, settings: ServerConfig) -> None:
 
 def play(job: Coordinator, state: State) -> None:
     """Play the rounds that are left, keeping history and checkpoints, and write the results."""
-    while state.round < job.config.train.rounds:
-        if job.ledger.is_spent():
-            LOG.warning("the run ends after round %s: another one would exceed max_epsilon", state.round)
-            break
+    while not job.is_over(state.round):
         before = state.best
         state, record, judged = play_round(job, state)
+        if state.best is None and job.is_over(state.round):
+            break  # it is not kept, so that a resumed run plays it again
         keep(job.folder, state, record, judged if state.best != before else None)
+    if state.best is None:
+        raise RunFailedError(
+            f"no model was judged by {job.settings.min_sites} sites, so none can be chosen; the log says why: mend "
+            "and resume, with a higher max_epsilon where it is spent"
+        )
+    if state.round < job.config.train.rounds:
+        LOG.warning("the run ends after round %s: another one would exceed max_epsilon", state.round)
     finish(job, state)
 
 
@@ -212,7 +227,7 @@ def settle_best(folder: Path, *, known: bool) -> None:
 
 def finish(job: Coordinator, state: State) -> None:
     """Write the model to use, and the results at the rounds chosen as in every run, pooled and by site."""
-    final = state if state.best is None else load_checkpoint(job.folder / "best.safetensors")
+    final = load_checkpoint(job.folder / "best.safetensors")
     to_use = State(final.round, Server(final.server.weights), best=state.best, thresholds=final.thresholds)
     save_checkpoint(job.folder / "final.safetensors", to_use)
     history = read_history(job.folder / "history.jsonl")

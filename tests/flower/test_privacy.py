@@ -142,6 +142,49 @@ def test_a_run_ends_before_it_spends_more_than_allowed(tmp_path):
     assert run.results["last"]["privacy"]["epsilon"] <= limit
 
 
+def test_the_last_round_that_privacy_allows_is_judged(tmp_path):
+    config = tiny(method__name="fedavg", train__rounds=5, evaluate__every=5)
+    limit = epsilon_after(PrivacyConfig(noise_multiplier=2.0), 2) + 0.01
+    run = Run(
+        serve(simulated(), settings_for(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit))
+    )
+    assert ["test" in record for record in run.history] == [False, True]
+    assert run.results["val"]["round"] == 2
+
+
+def test_a_run_that_could_not_play_a_single_round_is_refused(tmp_path):
+    settings = settings_for(tiny(method__name="fedavg"), tmp_path, mode="central", max_epsilon=0.01)
+    with pytest.raises(FedncaError, match=r"max_epsilon is 0\.01, and one round spends"):
+        serve(simulated(), settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"noise_multiplier": 50.0}, {"clip_norm": 0.1}, {"mode": "local"}, {"mode": "none"}]
+)
+def test_a_resumed_run_cannot_report_the_epsilon_of_another_noise(change, tmp_path):
+    settings = settings_for(
+        tiny(method__name="fedavg", train__rounds=2), tmp_path, mode="central", noise_multiplier=0.1
+    )
+    grid = simulated()
+
+    def crash(message, reply):
+        if message.metadata.message_type == "train" and message.metadata.group_id == "2":
+            raise KeyboardInterrupt
+        return reply
+
+    grid.nodes[999].fault = crash
+    with pytest.raises(KeyboardInterrupt):
+        serve(grid, settings)
+    grid.nodes[999].fault = lambda message, reply: reply
+    changed = settings.model_copy(update={"privacy": settings.privacy.model_copy(update=change)})
+    with pytest.raises(FedncaError, match=r"began with mode = central, clip_norm = 1\.0, noise_multiplier = 0\.1"):
+        serve(grid, changed, resume=True)
+    stricter = settings.model_copy(update={"privacy": settings.privacy.model_copy(update={"delta": 1e-6})})
+    run = Run(serve(grid, stricter, resume=True))
+    assert run.results["last"]["privacy"]["epsilon"] == epsilon_after(stricter.privacy, 3)
+
+
 def test_a_round_that_is_lost_has_cost_privacy_where_sites_add_the_noise(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=2)
     settings = settings_for(config, tmp_path, mode="local", noise_multiplier=1.0)

@@ -167,3 +167,17 @@ def test_the_best_model_survives_a_kill_at_any_moment_of_keeping_it(moment, tmp_
         assert run.state(which).round == expected.state(which).round
         assert_same(run.state(which).server, expected.state(which).server)
     assert not list((tmp_path / "again/run").glob("next*"))
+
+
+def test_a_run_whose_only_judged_round_nobody_judges_stops_and_can_be_resumed(tmp_path):
+    config = tiny(method__name="fedavg", train__rounds=2, evaluate__every=2)
+    grid, settings = simulated(), settings_for(config, tmp_path)
+    for node in grid.nodes.values():
+        node.fault = lambda message, reply: None if message.metadata.message_type == "evaluate" else reply
+    with pytest.raises(RunFailedError, match="no model was judged by 2 sites"):
+        serve(grid, settings.model_copy(update={"deadline": 2.0}))
+    for node in grid.nodes.values():
+        node.fault = lambda message, reply: reply
+    run = Run(serve(grid, settings, resume=True))
+    assert run.results["val"]["round"] == 2
+    assert_same(run.state("final").server, engine_rounds(config, [[0, 1, 2]] * 2))
