@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from torch import nn
 
 from fednca.config import build_config
 from fednca.engine.batches import Shard
@@ -23,7 +22,7 @@ from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.site import Site, open_site
 from fednca.flower.tasks import Task
 from fednca.methods import create_method
-from fednca.methods.base import Method, Tensors
+from fednca.methods.base import Tensors
 from fednca.setup import build_model, cpu_threads, pick_device
 
 LOG = logging.getLogger("flwr.fednca")
@@ -132,22 +131,22 @@ class Work:
 
 @contextmanager
 def at_work(message: Message, context: Context) -> Iterator[Work]:
-    """Build method and model as the server has them, on the site's device."""
+    """Build the engine with method and model as the server has them, on the site's device."""
     task = Task.from_message(message.content)
     site = open_site(context, task)
     device = pick_device(site.config.device)
     torch.backends.cudnn.deterministic = True  # a round repeats itself
     with cpu_threads(site.config.threads):
-        method, model = _build(site.config.model_dump_json(), task.classes, device)
-        engine = EagerEngine(method, model, [], site.config.train, site.config.seed)
+        engine = _build(site.config.model_dump_json(), task.classes, device)
         work = Work(task, site, engine, device, message.content)
         for name, constant in work.tensors("constants").items():
-            model.get_buffer(name).copy_(constant)
+            engine.model.get_buffer(name).copy_(constant)
         yield work
 
 
-@functools.lru_cache(maxsize=1)  # a worker of a simulation plays many clients, and each overwrites the whole model
-def _build(config: str, classes: tuple[str, ...], device: torch.device) -> tuple[Method, nn.Module]:
+@functools.lru_cache(maxsize=1)  # a worker of a simulation plays many clients, and each overwrites the whole engine
+def _build(config: str, classes: tuple[str, ...], device: torch.device) -> EagerEngine:
     wanted = build_config(json.loads(config))
     method = create_method(wanted)
-    return method, build_model(wanted, method, classes, pretrained="none").to(device)
+    model = build_model(wanted, method, classes, pretrained="none").to(device)
+    return EagerEngine(method, model, [], wanted.train, wanted.seed)

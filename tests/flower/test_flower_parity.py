@@ -5,6 +5,7 @@ import torch
 from helpers import tiny
 from in_process import simulated
 
+from fednca.engine.flat import FlatOptimizer
 from fednca.flower.config import ServerConfig
 from fednca.flower.server import serve
 from fednca.methods import method_class, method_names
@@ -31,3 +32,15 @@ def test_every_method_gives_the_same_weights_as_the_engine(name, tmp_path):
     for mine, reference in zip(found.history, expected.history, strict=True):
         assert mine["clients"] == reference["clients"]
         assert mine["left_out"] == {}
+
+
+def test_a_process_that_plays_many_clients_makes_one_optimiser(tmp_path, monkeypatch):
+    made = []
+
+    def make(*arguments):
+        made.append(FlatOptimizer(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("fednca.engine.eager.FlatOptimizer", make)
+    serve(simulated(), settings_for(tiny(method__name="fedavg", train__rounds=2, seed=7), tmp_path))
+    assert len(made) == 2  # the clients' and the server's, which rehearses what they will send
