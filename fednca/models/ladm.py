@@ -81,7 +81,7 @@ class LADM(nn.Module):
         queries = F.linear(self.queries, weight, bias).view(-1, heads, width).transpose(0, 1)
         projected = F.linear(tokens, weight_kv, bias_kv).view(*tokens.shape[:2], 2, heads, width)
         keys, values = projected.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(queries.expand(len(tokens), -1, -1, -1), keys, values)
+        attended = F.scaled_dot_product_attention(queries.expand(tokens.shape[0], -1, -1, -1), keys, values)
         features: Tensor = self.attention.out_proj(attended.transpose(1, 2).flatten(2))
         return features
 

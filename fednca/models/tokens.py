@@ -68,7 +68,7 @@ class LabelTransformerHead(nn.Module):
         image_tokens = feature_map.flatten(2).transpose(1, 2)  # (B, S, d)
         num_classes = len(self.texts)
         if known is None:
-            known = image_tokens.new_full((len(image_tokens), num_classes), -1)
+            known = image_tokens.new_full((image_tokens.shape[0], num_classes), -1)
         label_tokens = self.texts + self.states[known.long() + 1]  # (B, C, d)
         tokens = self.encoder(self.norm(torch.cat([image_tokens, label_tokens], dim=1)))
         features = tokens[:, -num_classes:]

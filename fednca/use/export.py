@@ -44,20 +44,6 @@ class Probabilities(nn.Module):
         return self.activate(self.model(images).logits)
 
 
-class EachImage(nn.Module):
-    """Scores images one after another, since a trace may have fixed the size of its batch."""
-
-    def __init__(self, one: nn.Module) -> None:
-        """Take what scores a batch of one."""
-        super().__init__()
-        self.one = one
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Score normalised images (B, 3, H, W)."""
-        found = [self.one(images[i : i + 1]) for i in range(images.shape[0])]
-        return torch.cat(found)
-
-
 def export(model: TrainedModel, kind: str, path: Path) -> tuple[float, Path]:
     """Write the model and, beside it, its card; return the largest deviation found, and the card's path.
 
@@ -66,16 +52,20 @@ def export(model: TrainedModel, kind: str, path: Path) -> tuple[float, Path]:
     graph = Probabilities(copy.deepcopy(model.model).cpu().float(), model.run.method.learner.probabilities).eval()
     build = {"onnx": build_onnx, "torchscript": build_torchscript, "safetensors": build_safetensors}[kind]
     content, read = build(graph, model, metadata(model, kind))
-    difference = deviation(graph, read, model)
+    try:
+        difference = deviation(graph, read, model)
+    except RuntimeError as error:
+        reason = str(error).strip().rpartition("\n")[2]
+        raise RunFailedError(f"the {kind} file cannot score images ({reason}); it was not written") from error
     if not difference <= TOLERANCE:
         raise RunFailedError(
             f"the {kind} file gives probabilities that differ from the model's by {difference:.2g}; it was not written"
         )
-    card = path.with_name(f"{path.name}.md")
+    card, text = path.with_name(f"{path.name}.md"), model_card(model, path.name, kind)
     with explain_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content)
-    write_atomic(card, model_card(model, path.name, kind).encode())
+    write_atomic(card, text.encode())
     return difference, card
 
 
@@ -116,15 +106,15 @@ def deviation(graph: nn.Module, read: Reader, model: TrainedModel) -> float:
     return largest
 
 
-def example(model: TrainedModel, batch: int) -> Tensor:
-    """Return images to trace the model with."""
-    return torch.zeros(batch, 3, model.size, model.size)
+def example(model: TrainedModel) -> Tensor:
+    """Return images to trace the model with: two, since a batch of one may be taken for one of any size."""
+    return torch.zeros(2, 3, model.size, model.size)
 
 
 def build_onnx(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
     """Return an ONNX file for batches of any size, and what onnxruntime makes of it."""
     onnx, onnxruntime, _ = (needed(name, "export") for name in ("onnx", "onnxruntime", "onnxscript"))
-    images = example(model, 2)
+    images = example(model)
     with torch.no_grad():
         graph(images)  # tables that depend on the size of the map are made now and become constants
     with quiet():
@@ -149,12 +139,11 @@ def build_onnx(graph: Probabilities, model: TrainedModel, facts: dict[str, str])
 
 
 def build_torchscript(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
-    """Return a TorchScript archive with its facts as `metadata.json`, and what torch makes of it."""
+    """Return a TorchScript archive, with its facts as `metadata.json`, and what torch makes of it."""
     buffer = io.BytesIO()
     with quiet(), torch.no_grad():
-        traced = torch.jit.trace(graph, (example(model, 1),), check_trace=False)  # type: ignore[no-untyped-call]
-        scripted = torch.jit.script(EachImage(traced))
-        torch.jit.save(scripted, buffer, _extra_files={"metadata.json": json.dumps(facts, ensure_ascii=False)})
+        traced = torch.jit.trace(graph, (example(model),), check_trace=False)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, buffer, _extra_files={"metadata.json": json.dumps(facts, ensure_ascii=False)})
         loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))  # type: ignore[no-untyped-call]
     return buffer.getvalue(), run_with(loaded)
 

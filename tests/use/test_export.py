@@ -43,15 +43,17 @@ def test_onnx_gives_the_probabilities_to_batches_of_any_size(run_of, test_images
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_torchscript_gives_the_probabilities(run_of, test_images, tmp_path, method):
+def test_torchscript_gives_the_probabilities_to_batches_of_any_size(run_of, test_images, tmp_path, method):
     model = TrainedModel(run_of(method))
     export(model, "torchscript", tmp_path / "model.pt")
     extra = {"metadata.json": ""}
     with fednca.use.export.quiet(), torch.no_grad():
         loaded = torch.jit.load(tmp_path / "model.pt", _extra_files=extra)
-        found = loaded(torch.from_numpy(by_hand(json.loads(extra["metadata.json"]), test_images[:9])))
-    expected = model.probabilities(list(test_images[:9]))
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+        assert "prim::Loop" not in str(loaded.inlined_graph)  # all images at once
+        for images in (test_images[:1], test_images[:7], test_images):
+            found = loaded(torch.from_numpy(by_hand(json.loads(extra["metadata.json"]), images)))
+            expected = model.probabilities(list(images))
+            torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -95,6 +97,29 @@ def test_a_file_that_disagrees_is_not_written(model, tmp_path, monkeypatch, kind
     monkeypatch.setattr(fednca.use.export, f"build_{kind}", disturbed)
     with pytest.raises(RunFailedError, match=rf"the {kind} file gives probabilities that differ .* was not written"):
         export(model, kind, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_used_is_not_written(model, tmp_path, monkeypatch):
+    def useless(*_):
+        def read(batch):
+            raise RuntimeError("Traceback of TorchScript\nsizes do not match")
+
+        return b"", read
+
+    monkeypatch.setattr(fednca.use.export, "build_torchscript", useless)
+    with pytest.raises(RunFailedError, match=r"cannot score images \(sizes do not match\); it was not written"):
+        export(model, "torchscript", tmp_path / "model.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_written_without_its_card(model, tmp_path, monkeypatch):
+    def fail(*_):
+        raise FedncaError("no card")
+
+    monkeypatch.setattr(fednca.use.export, "model_card", fail)
+    with pytest.raises(FedncaError, match="no card"):
+        export(model, "safetensors", tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
