@@ -67,8 +67,8 @@ class ServerConfig(Options):
     def run_config(self) -> Config:
         """Return the config of the run, with as many clients as there are sites."""
         config = load_config(self.config, dict(_dotted(self.overrides)))
-        own = {} if self.simulated else {"data.name": "folder", "partition.clients": len(self.sites)}
-        return config.replace({"engine": "eager"} | own)
+        own = {"data.name": "folder", "partition.kind": "natural", "partition.clients": len(self.sites)}
+        return config.replace({"engine": "eager"} | ({} if self.simulated else own))
 
 
 class SiteConfig(Options):

@@ -115,6 +115,7 @@ class Roster:
         take(answers, who, answer, lambda _, content: read_site(content, node.node_id))
         if who in answers.missing:
             LOG.warning("%s did not say which site it is: %s", who, answers.missing[who])
+            self.refused |= {node.name: answers.missing[who]}  # the name that it is registered with, if any
             return
         site = answers.replies[who]
         try:

@@ -64,6 +64,8 @@ def read_labelled(root: Path, classes: tuple[str, ...], how: Reading) -> Labelle
     groups = None if group is None else folder.numbered(table, group)[1]
     values = None if by is None else np.array([cell or "(empty)" for cell in table.column(by)])
     rows = rows_of_split(table, split, how.split)
+    if values is not None and (found := len(np.unique(values[rows]))) > MOST_GROUPS:
+        raise FedncaError(f"the column of --by has {found} values; choose one with at most {MOST_GROUPS}")
     return Labelled(
         tuple(paths[row] for row in rows),
         labels[rows],
@@ -113,6 +115,7 @@ def evaluate(
 
     `advance` hears how many images have been done since it was last called.
     """
+    thresholds = model.thresholds_by(threshold).numpy()
     scores, rows, failed = [], list[int](), list[ImageError]()
     for batch in read_batches(data.paths, model.size, batch_size):
         scores.append(model.score(batch.pixels).numpy())
@@ -121,7 +124,7 @@ def evaluate(
         advance(len(batch.rows) + len(batch.failed))
     if not rows:
         raise FedncaError(f"none of the {len(data.paths)} images could be read; the first one: {failed[0]}")
-    kept, thresholds = np.array(rows), model.thresholds_by(threshold).numpy()
+    kept = np.array(rows)
     groups = None if data.groups is None else data.groups[kept]
     scored = Scored(np.concatenate(scores), data.labels[kept], thresholds, groups)
     facts = judge(scored, model.classes, how)
@@ -133,8 +136,6 @@ def evaluate(
 def judge_groups(scored: Scored, values: NDArray[np.str_], classes: tuple[str, ...], how: Resampling) -> dict[str, Any]:
     """Judge the images of each value of a column apart."""
     names = np.unique(values)
-    if len(names) > MOST_GROUPS:
-        raise FedncaError(f"the column of --by has {len(names)} values; choose one with at most {MOST_GROUPS}")
     return {str(name): judge(scored.take(np.flatnonzero(values == name)), classes, how) for name in names}
 
 

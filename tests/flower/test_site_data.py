@@ -13,6 +13,8 @@ from fednca.flower.classes import join_classes, to_joint
 from fednca.flower.config import load_server, load_site
 from fednca.flower.server import serve
 from fednca.runs import Run, train
+from fednca.use.card import model_card
+from fednca.use.model import TrainedModel
 
 DIGITS = [f"digit {digit}" for digit in range(10)]
 KNOWN = {"north": DIGITS[:7], "east": DIGITS[3:], "south": DIGITS[::2]}
@@ -46,6 +48,10 @@ def test_sites_train_as_the_natural_partition_of_all_their_images_would(tmp_path
     for mine, reference in zip(found.history, expected.history, strict=True):
         assert mine["clients"] == reference["clients"]
         assert mine["test"]["class_f1"] == reference["test"]["class_f1"]
+
+    card = model_card(TrainedModel(found), "model.onnx", "onnx")
+    assert "3 clients, each of them a site of the data." in card
+    assert "beta" not in card
 
 
 def test_a_class_that_a_site_lacks_is_unknown_there_not_absent():
@@ -100,6 +106,7 @@ def test_a_site_with_a_class_that_nobody_wants_is_refused_and_the_others_train(t
         (lambda sites, grid: rename(sites["north"], "norht"), "north: it is not connected"),
         (lambda sites, grid: rename(sites["north"], "south"), "north: it is not connected"),
         (lambda sites, grid: sites["north"].unlink(), "north: it is not connected"),
+        (lambda sites, grid: lose_registered(sites["north"], grid.nodes[1000]), r"north: it could not do its part"),
     ],
 )
 def test_a_node_that_is_not_the_site_it_should_be_is_refused(spoil, sentence, tmp_path, monkeypatch):
@@ -110,6 +117,11 @@ def test_a_node_that_is_not_the_site_it_should_be_is_refused(spoil, sentence, tm
     settings = load_server(write_server(tmp_path, "min_sites = 3\n")).model_copy(update={"wait": 0.5})
     with pytest.raises(RunFailedError, match=sentence):
         serve(grid, settings)
+
+
+def lose_registered(path, node):
+    path.unlink()
+    node.registered = "north"
 
 
 def rename(path, name):

@@ -110,7 +110,14 @@ def test_a_column_with_too_many_values_is_refused(data, model):
     lines = ["image,one,age", *(f"{number}.png,1,{number}" for number in range(60))]
     (data / "ages.csv").write_text("\n".join(lines))
     with pytest.raises(FedncaError, match="the column of --by has 60 values; choose one with at most 50"):
-        evaluate(model, read(data, model, table="ages.csv", by="age"), "0.5", HOW)
+        read(data, model, table="ages.csv", by="age")
+
+
+def test_a_wrong_threshold_is_told_before_images_are_scored(data, model):
+    heard = []
+    with pytest.raises(FedncaError, match="threshold 'half' is neither"):
+        evaluate(model, read(data, model), "half", HOW, advance=heard.append)
+    assert heard == []
 
 
 def test_images_that_cannot_be_read_are_left_out_and_told(data, model):
