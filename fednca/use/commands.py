@@ -252,13 +252,14 @@ def prepare_file(name: str) -> Path:
 
 
 def write(content: str, path: Path | None) -> None:
-    """Write to a file, or to standard output."""
+    """Write to a file, or to standard output; bytes of a file's name that are no UTF-8 as JSON would write them."""
+    encoded = content.encode(errors="backslashreplace")
     if path is None:
-        sys.stdout.write(content)
+        sys.stdout.write(encoded.decode())
         return
     from fednca.files import write_atomic
 
-    write_atomic(path, content.encode())
+    write_atomic(path, encoded)
 
 
 def tell_failed(failed: "list[ImageError]") -> None:

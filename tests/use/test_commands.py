@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 import shutil
 import socket
 import sys
@@ -76,6 +77,17 @@ def test_predict_tells_bad_images_and_goes_on(run, image_folder, capsys, tmp_pat
     assert len(files) == len(set(files)) == len(list((tmp_path / "seen").iterdir()))
     with Image.open(files[0]) as picture:
         assert picture.size == (16, 16)
+
+
+def test_a_file_name_that_is_no_utf8_is_written(run, image_folder, capsys, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/k\xfcche.png")
+    shutil.copy(image_folder / "0.png", odd)
+    for name in ("found.json", "found.csv"):
+        assert main(["predict", str(run.folder), odd, "--out", str(tmp_path / name)]) == 0
+    assert json.loads((tmp_path / "found.json").read_text())["images"][0]["image"] == odd
+    assert "k\\udcfcche.png" in (tmp_path / "found.csv").read_text()
+    assert main(["predict", str(run.folder), odd, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"][0]["image"] == odd
 
 
 def test_evaluate_prints_tables_and_writes_json(run, table, capsys, tmp_path):
