@@ -15,6 +15,7 @@ from fednca.engine.calibrate import UNCALIBRATED
 from fednca.engine.evaluate import score
 from fednca.errors import FedncaError
 from fednca.evidence import evidence
+from fednca.files import resuming
 from fednca.methods.fedlgt import FedLGTHyper
 from fednca.runs import Run
 from fednca.setup import build_store, pick_device
@@ -34,7 +35,7 @@ class TrainedModel:
         finished = (run.folder / "final.safetensors").exists()
         which = "final" if finished else "best"
         if not (run.folder / f"{which}.safetensors").exists():
-            raise FedncaError(f"'{run.folder}' has no model yet; go on with `fednca resume {run.folder}`")
+            raise FedncaError(f"'{run.folder}' has no model yet; go on with {resuming(run.folder)}")
         state = run.state(which)
         self.run, self.which, self.round, self.finished = run, which, state.round, finished
         reached = f"round {state.round} of {run.config.train.rounds}"
