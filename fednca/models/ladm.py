@@ -16,7 +16,7 @@ def sincos_table(height: int, width: int, dim: int) -> Tensor:
     """
     if dim % 4:
         raise FedncaError(f"a 2-D sine-cosine table of {dim} channels cannot be built; use a multiple of 4")
-    frequencies = 10000 ** -torch.arange(0, 1, 4 / dim, dtype=torch.float64)
+    frequencies = 10000 ** (-4 / dim * torch.arange(dim // 4, dtype=torch.float64))
     y, x = (_sincos_axis(size, frequencies) for size in (height, width))
     grid = torch.cat([y[:, None].expand(-1, width, -1), x[None].expand(height, -1, -1)], dim=-1)
     return grid.flatten(0, 1)

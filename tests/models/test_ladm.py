@@ -41,7 +41,7 @@ def naive_sincos_table(height, width, dim):
     return table
 
 
-@pytest.mark.parametrize(("height", "width", "dim"), [(1, 1, 4), (4, 4, 8), (3, 5, 12), (7, 2, 64)])
+@pytest.mark.parametrize(("height", "width", "dim"), [(1, 1, 4), (4, 4, 8), (3, 5, 12), (7, 2, 64), (2, 2, 196)])
 def test_position_table_is_the_naive_loop(height, width, dim):
     assert_close(sincos_table(height, width, dim), naive_sincos_table(height, width, dim))
 
