@@ -1,7 +1,7 @@
 """Clients side by side on a CPU: worker processes of one thread each, bit for bit what the eager engine does with one.
 
-A worker is a fork of this process: it has model, method and images without any copying. It is told the server's tensors
-once per round, then one client or one batch after another, the largest first.
+A worker is a fork of this process: it has model, method and images without any copying. It is told what the server
+sends once per round, then one client or one batch after another, the largest first.
 """
 
 import gc
@@ -16,7 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.reduction import ForkingPickler
@@ -46,10 +46,10 @@ class TrainClient:
     client: int
     state: Tensors
 
-    def run(self, eager: EagerEngine, shards: Sequence[Shard], server: Server) -> Result:
+    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> Result:
         """Train the client."""
-        (result,) = eager.train(self.number, [self.client], server, {self.client: self.state})
-        return result
+        shard = eager.shards[self.client]
+        return eager.update(self.number, self.client, shard, sent.weights, sent.received, self.state)
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,22 @@ class PredictBatch:
     stop: int
     batch_size: int
 
-    def run(self, eager: EagerEngine, shards: Sequence[Shard], server: Server) -> tuple[int, Tensor]:
+    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> tuple[int, Tensor]:
         """Return where the batch starts, and its probabilities."""
         shard, rows = shards[self.shard], slice(self.start, self.stop)
         batch = Shard(shard.store, shard.rows[rows], shard.labels[rows])
-        return self.start, eager.predict(server.weights, batch, self.batch_size)
+        return self.start, eager.predict(sent.weights, batch, self.batch_size)
 
 
 Task = TrainClient | PredictBatch
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a server sends to its clients, which may be far less than it keeps: its weights and the method's tensors."""
+
+    weights: Tensors
+    received: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,8 @@ class ProcessEngine:
     ) -> Iterator[Result]:
         """Yield the result of each client in round `number` as soon as it is there."""
         largest_first = sorted(clients, key=lambda client: -len(self.eager.shards[client]))
-        yield from self._share_out(server, [TrainClient(number, k, states.get(k, {})) for k in largest_first])
+        sent = Sent(server.weights, self.eager.method.send(server))
+        yield from self._share_out(sent, [TrainClient(number, k, states.get(k, {})) for k in largest_first])
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
@@ -102,7 +111,7 @@ class ProcessEngine:
             return self.eager.predict(weights, shard, batch_size)
         largest_first = sorted(batch_bounds(len(shard), batch_size), key=lambda bound: bound[0] - bound[1])
         tasks = [PredictBatch(place, start, stop, batch_size) for start, stop in largest_first]
-        parts: dict[int, Tensor] = dict(self._share_out(Server(weights), tasks))
+        parts: dict[int, Tensor] = dict(self._share_out(Sent(weights), tasks))
         return torch.cat([parts[start] for start in sorted(parts)])
 
     def close(self) -> None:
@@ -114,9 +123,9 @@ class ProcessEngine:
             worker.connection.close()
         self._crew.clear()
 
-    def _share_out(self, server: Server, tasks: Sequence[Task]) -> Iterator[Any]:
+    def _share_out(self, sent: Sent, tasks: Sequence[Task]) -> Iterator[Any]:
         """Yield the tasks' results as they come; whichever worker is free gets the next task."""
-        waiting, told = deque(tasks), dump(server)
+        waiting, told = deque(tasks), dump(sent)
         mine = self._free_workers(min(self.workers, len(tasks)))
         try:
             for worker in mine:
@@ -200,26 +209,26 @@ def fork(target: Callable[..., None], *arguments: object) -> ForkProcess:
 
 
 def serve(connection: Connection, eager: EagerEngine, shards: Sequence[Shard]) -> None:
-    """Do the parent's tasks with the server's tensors it sent last, until it ends this process."""
+    """Do the parent's tasks with what it sent last, until it ends this process."""
     torch.set_num_threads(1)
     _start_worker()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     let_go_of_files()
     gc.freeze()  # what is inherited is not searched for garbage, so that its memory stays shared
-    server = Server({})
+    sent = Sent({})
     with suppress(EOFError, ConnectionError):  # the parent was killed
         while True:
-            message: Server | Task = connection.recv()
-            if isinstance(message, Server):
-                server = message
+            message: Sent | Task = connection.recv()
+            if isinstance(message, Sent):
+                sent = message
             else:
-                connection.send_bytes(answer(message, eager, shards, server))
+                connection.send_bytes(answer(message, eager, shards, sent))
 
 
-def answer(task: Task, eager: EagerEngine, shards: Sequence[Shard], server: Server) -> memoryview:
+def answer(task: Task, eager: EagerEngine, shards: Sequence[Shard], sent: Sent) -> memoryview:
     """Return a task's result, or whatever went wrong with it, as bytes."""
     try:
-        return dump(task.run(eager, shards, server))
+        return dump(task.run(eager, shards, sent))
     except BaseException as error:  # noqa: BLE001 - the parent raises it
         trace = "".join(traceback.format_exception(error))
         return dump(Failure(error if can_travel(error) else in_words(error), trace))

@@ -106,6 +106,24 @@ def test_every_precision_travels(precision):
     assert_same(probabilities, job.engine.predict(server.weights, job.test, 16))
 
 
+@pytest.mark.parametrize("name", ["fedcurv", "fedadam"])  # both servers keep more than they send
+def test_workers_are_told_what_the_server_sends_and_nothing_else(name, monkeypatch):
+    job, server = start(method__name=name)
+    engine = ProcessEngine(job.engine, [], 2)
+    told = []
+    usual = fednca.engine.processes.Worker.send
+    monkeypatch.setattr(
+        fednca.engine.processes.Worker, "send", lambda self, message: (told.append(len(message)), usual(self, message))
+    )
+    list(engine.train(1, [0, 1, 2], server, {}))
+    engine.close()
+    kept, sent = (
+        sum(tensor.nbytes for each in parts for tensor in each.values())
+        for parts in ((server.weights, server.state), (server.weights, job.method.send(server)))
+    )
+    assert sent < max(told) < min(1.2 * sent, kept)
+
+
 def test_workers_have_one_thread_where_their_parent_has_used_several(fedavg):
     job, server, engine = fedavg
     with cpu_threads(2):
