@@ -156,7 +156,10 @@ def patches_of(layer: nn.Conv2d, x: Tensor, size: torch.Size) -> Tensor:
 
 
 def squares_of_linear(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:
-    """Sum over samples the squares of δ·xᵀ; x: (B, in), δ: (B, out)."""
+    """Sum over samples the squares of Σ_s δ_s·x_sᵀ and of Σ_s δ_s; x: (B, …, in), δ: (B, …, out)."""
+    if δ.ndim > 2:  # a layer on several tokens of a sample
+        x, δ = x.flatten(1, -2).to(δ.dtype), δ.flatten(1, -2)
+        return {"weight": sum_of_squares(δ.mT @ x), "bias": sum_of_squares(δ.sum(dim=1, dtype=at_least_float(δ)))}
     δ2, x2 = (each.to(at_least_float(each)).square() for each in (δ, x))
     return {"weight": (δ2[:, :, None] * x2[:, None, :]).sum(0), "bias": δ2.sum(0)}
 

@@ -11,7 +11,7 @@ from fednca.methods.base import Local, Server, Task, Update
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv, FedCurvHyper
 from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
-from fednca.models import Classifier, build_backbone
+from fednca.models import Classifier, Output, build_backbone
 from fednca.runs import train
 
 
@@ -122,6 +122,29 @@ def test_fisher_of_a_layer_that_is_used_twice():
     model = Classifier(Twice(), learner.head(Task(tuple("ab"), 3))).double()
     images, labels = torch.randn(4, 3, 5, 5, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
     fisher = fisher_diagonal(learner, local_of(model), [(images, labels)])
+    torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
+
+
+class TokenHead(nn.Module):
+    """A linear layer on every position of the map, of which each class takes the best."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, feature_map):
+        tokens = feature_map.flatten(2).transpose(1, 2)
+        return Output(self.linear(tokens).amax(dim=1), None, tokens.mean(dim=1))
+
+
+def test_fisher_of_a_linear_layer_on_several_tokens():
+    torch.manual_seed(0)
+    learner = FedAvg()
+    model = Classifier(nn.Conv2d(3, 4, 3), TokenHead()).double()
+    images, labels = torch.randn(4, 3, 7, 6, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
+    local = local_of(model)
+    assert layers_tell(local)
+    fisher = fisher_diagonal(learner, local, [(images, labels)])
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
 
 
