@@ -9,10 +9,10 @@ What travels is always a flat `dict[str, Tensor]`. Methods know no engine: every
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -190,6 +190,25 @@ class Method:
     def close_server(self, server: Server, sums: list[Tensors]) -> Server:
         """Make the final server from the trained weights and all clients' sums."""
         raise NotImplementedError
+
+
+class _WithGradients(torch.autograd.Function):
+    """Passes a value on, and multiplies the gradients that were given with it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *weights: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.gradients = gradients
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        return None, None, *torch._foreach_mul(ctx.gradients, by)
+
+
+def with_gradients(value: Tensor, gradients: Sequence[Tensor], weights: Tensors) -> Tensor:
+    """Return a value () whose gradients by the weights are known, so that they need not be derived from it."""
+    found: Tensor = _WithGradients.apply(value, gradients, *weights.values())
+    return found
 
 
 def average(weights: list[Tensors], shares: list[float]) -> Tensors:

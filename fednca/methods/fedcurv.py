@@ -11,9 +11,10 @@ local loss, with the true labels, in evaluation mode. Where that loss is a mean 
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fednca.fisher import fisher_diagonal
-from fednca.methods.base import About, Batches, Local, Server, Tensors, Update, average
+from fednca.methods.base import About, Batches, Local, Server, Tensors, Update, average, with_gradients
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
 from fednca.packed import flat
 
@@ -57,13 +58,18 @@ class FedCurv(FedAvg):
         """Return λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]."""
         if not self.hyper.lam:
             return {}
-        w = flat(local.weights.values())
-        u, v = (
-            flat(local.received[f"{kind}/{name}"] for name in local.weights)
-            - flat(local.state[f"{kind}/{name}"] for name in local.weights)
-            for kind in "uv"
-        )
-        return {"curv": self.hyper.lam * (w * (u * w - 2 * v)).sum()}
+        with torch.no_grad():
+            w = list(local.weights.values())
+            u, v = (self._of_others(local, kind) for kind in "uv")
+            slope = torch._foreach_sub(torch._foreach_mul(u, w), v)  # half the gradient: diag(U - u_k) w - (V - v_k)
+            term = flat(torch._foreach_mul(w, torch._foreach_sub(slope, v))).sum()
+            torch._foreach_mul_(slope, 2 * self.hyper.lam)
+        return {"curv": with_gradients(self.hyper.lam * term, slope, local.weights)}
+
+    def _of_others(self, local: Local, kind: str) -> tuple[Tensor, ...]:
+        """Return U - u_k or V - v_k by weight."""
+        names = [f"{kind}/{name}" for name in local.weights]
+        return torch._foreach_sub(*([tensors[name] for name in names] for tensors in (local.received, local.state)))
 
     def finish(self, local: Local, batches: Batches) -> Tensors:
         """Renew and return u_k and v_k."""

@@ -1,10 +1,10 @@
 """FedProx (Li et al., 2020): FedAvg whose clients are held near the global weights by a quadratic penalty."""
 
+import torch
 from pydantic import Field
 
-from fednca.methods.base import About, Local, Tensors
+from fednca.methods.base import About, Local, Tensors, with_gradients
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
-from fednca.packed import flat
 
 
 class FedProxHyper(FedAvgHyper):
@@ -29,8 +29,10 @@ class FedProx(FedAvg):
         """Return μ/2·‖w - w_global‖² over the trainable weights."""
         if not self.hyper.mu:
             return {}
-        drift = flat(local.weights.values()) - flat(local.start[name] for name in local.weights)
-        return {"prox": self.hyper.mu / 2 * drift.square().sum()}
+        with torch.no_grad():
+            drift = torch._foreach_sub(list(local.weights.values()), [local.start[name] for name in local.weights])
+            term = self.hyper.mu / 2 * torch.stack(torch._foreach_norm(drift)).square().sum()
+        return {"prox": with_gradients(term, torch._foreach_mul(drift, self.hyper.mu), local.weights)}
 
 
 METHOD = FedProx

@@ -40,9 +40,9 @@ def test_the_term_is_half_mu_times_the_squared_distance_of_the_trainable_weights
     term = FedProx(FedProxHyper(mu=0.5)).penalties(local)["prox"]
     # 4 + 2 weights of the linear layer and 2 scales of the normalisation have each moved by 3: 0.5/2·8·9 = 18
     assert float(term.detach()) == pytest.approx(18)
-    term.backward()
+    (2 * term).backward()
     assert model[1].bias.grad is None
-    torch.testing.assert_close(model[0].weight.grad, torch.full((2, 2), 1.5, dtype=torch.float64))  # μ·(w - w0)
+    torch.testing.assert_close(model[0].weight.grad, torch.full((2, 2), 3.0, dtype=torch.float64))  # 2·μ·(w - w0)
 
 
 def test_without_mu_it_is_fedavg_to_the_last_bit_and_with_mu_it_stays_nearer(tmp_path):
