@@ -20,6 +20,8 @@ Made by `python -m fednca.report.methods`; do not edit.
 A method is a learner (head and local objective) and a federated rule (penalties, corrections, state, aggregation).
 `--learner NAME` trains another method's learner under a method's rule, for example
 `--method scaffold --learner fednca-ml`; `--criterion balanced` or `asl` replaces the BCE of any learner that has one.
+`--method.OPTION VALUE` sets an option of the method, for example `--method.mu 0.1`, and `--learner.OPTION VALUE` one of
+its learner.
 The upload is what one client sends per round with a ResNet-18 and {classes} classes.
 """
 
