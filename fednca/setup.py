@@ -88,22 +88,22 @@ def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pre
             config.model.backbone, pretrained=pretrained, norm=config.model.norm, image_size=config.data.image_size
         )
         model = Classifier(backbone, method.learner.head(Task(classes, backbone.dim)))
-        try_out(model, config)
+        try_out(model, config, min(2, config.train.batch_size))
     return model.to(DTYPES[config.train.precision]).to(memory_format=torch.channels_last)  # as batches lie
 
 
-def try_out(model: nn.Module, config: Config) -> None:
+def try_out(model: nn.Module, config: Config, samples: int) -> None:
     """Train a copy's forward pass on the smallest batch there may be, so that a misfit shows before a run begins."""
     size = config.data.image_size
-    images = torch.zeros(min(2, config.train.batch_size), 3, size, size)
+    images = torch.zeros(samples, 3, size, size, dtype=next(model.parameters()).dtype)
     try:
         with torch.no_grad():
             copy.deepcopy(model).train()(images)
     except (RuntimeError, ValueError, AssertionError, ArithmeticError, IndexError) as error:
         reason = str(error).partition("\n")[0]
         raise FedncaError(
-            f"backbone '{config.model.backbone}' cannot train on batches of {len(images)} at {size} px ({reason}); "
-            "choose another backbone, image_size or batch_size"
+            f"backbone '{config.model.backbone}' cannot train on batches of {samples} at {size} px ({reason}); "
+            "choose another backbone, image_size, batch_size or min_samples"
         ) from error
 
 
@@ -116,6 +116,8 @@ def build_job(config: Config, method: Method, federation: Federation, model: nn.
         shards = [Shard.build(store, *train.everything())]
     else:
         shards = [Shard.build(store, *train.client(k)) for k in range(len(train.partition.clients))]
+    if min(map(len, shards)) == 1:
+        try_out(model, config, 1)
     val_store = store if val.split is train.split else build_store(config, val.split.images, device)
     judged = [
         Shard.build(val_store, *val.union()),

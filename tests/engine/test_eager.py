@@ -1,23 +1,19 @@
 """The reference engine against plain PyTorch loops, and the identities of federated averaging."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import tiny
+from parity import start
 
 from fednca.engine.loop import Job, choose_clients
+from fednca.errors import FedncaError
 from fednca.methods import create_method
 from fednca.methods.base import Server, Tensors, average
 from fednca.randomness import torch_rng
 from fednca.setup import build_job, build_model, federate
-
-
-def start(config) -> tuple[Job, Server]:
-    method = create_method(config)
-    federation = federate(config)
-    model = build_model(config, method, federation.dataset.classes, pretrained="none")
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return build_job(config, method, federation, model, torch.device("cpu")), Server(weights)
 
 
 def one_round(job: Job, server: Server, clients, number=1) -> list[Tensors]:
@@ -149,3 +145,14 @@ def test_frozen_normalisation_never_changes():
     buffers = [name for name, _ in job.model.named_buffers() if name in averaged]
     assert buffers
     assert_same({n: averaged[n] for n in buffers}, {n: server.weights[n] for n in buffers})
+
+
+def test_a_client_of_one_image_is_refused_in_one_sentence_where_batch_norm_needs_two():
+    config = tiny(method__name="fedavg", model__backbone="resnet18", data__image_size=32, train__precision="float64")
+    method, federation = create_method(config), federate(config)
+    model = build_model(config, method, federation.dataset.classes, pretrained="none")
+    dealt = federation.train.partition
+    alone = replace(dealt, clients=(dealt.clients[0][:1], *dealt.clients[1:]))
+    federation = replace(federation, train=replace(federation.train, partition=alone))
+    with pytest.raises(FedncaError, match=r"'resnet18' cannot train on batches of 1 at 32 px.*min_samples"):
+        build_job(config, method, federation, model, torch.device("cpu"))
