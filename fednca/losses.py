@@ -60,7 +60,7 @@ def negative_rejection(A: Tensor, y: Tensor, tau: float = 0.3) -> Tensor:
     foreign = ~torch.eye(num_classes, dtype=torch.bool, device=A.device)
     confident = A.gt(math.log(tau / (1 - tau))) & foreign  # 1[σ(A) > τ] without the rounding of σ
     # eq. 12: -log(1 - σ(a)) = softplus(a), finite for every a
-    per_class = (F.softplus(A) * confident).sum(dim=-1) / (num_classes - 1)
+    per_class = (F.softplus(A) * confident).sum(dim=-1) / max(1, num_classes - 1)
     return _mean_over_classes(per_class, y == 0)
 
 

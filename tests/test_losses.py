@@ -159,6 +159,14 @@ def test_the_indicator_filters_and_has_no_gradient():
     assert_close(A.grad, torch.tensor([[[0.0, 0.0], [sigmoid(-0.5) / 2, 0.0]]]))
 
 
+def test_one_class_has_no_foreign_prototype_to_be_rejected_by():
+    A = torch.tensor([[[5.0]], [[-5.0]]], requires_grad=True)
+    loss = negative_rejection(A, torch.tensor([[0], [0]]))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not A.grad.any()
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("autocast", [True, False])
 def test_finite_for_extreme_logits(sign, autocast):
