@@ -10,6 +10,7 @@ from fednca.methods import create_method
 from fednca.methods.base import Server, Tensors
 from fednca.setup import build_job, build_model, federate
 
+CLOCKS = {"seconds", "train_seconds", "samples_per_second"}
 NO_GRADIENT = "in_proj_bias"  # the attention's key bias is in it, whose true gradient is zero
 
 
@@ -74,3 +75,24 @@ def distance_of_updates(found: Server, expected: Server, before: Server) -> floa
     apart = sum((mine[name].double() - theirs[name].double()).square().sum() for name in floats)
     moved = sum((theirs[name].double() - old[name].double()).square().sum() for name in floats)
     return float((apart / moved).sqrt())
+
+
+def in_order(results):
+    return sorted(results, key=lambda result: result.update.client)
+
+
+def assert_same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def assert_same_results(found, expected):
+    for one, other in zip(in_order(found), in_order(expected), strict=True):
+        a, b = one.update, other.update
+        assert (a.client, a.samples, a.steps, one.losses) == (b.client, b.samples, b.steps, other.losses)
+        assert_same(a.weights, b.weights)
+        assert_same(a.extra, b.extra)
+        assert_same(one.state, other.state)
+
+
+def timeless(history):
+    return [{key: value for key, value in record.items() if key not in CLOCKS} for record in history]
