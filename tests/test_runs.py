@@ -88,6 +88,12 @@ def test_three_ways_to_choose_a_round():
     assert select_rounds([], CONFIG) == {}
 
 
+def test_of_equal_rounds_the_later_one_is_kept_and_reported(tmp_path):
+    run = train(tiny(method__name="fedavg", train__lr=1e-12, model__norm="group"), tmp_path / "run")  # learns nothing
+    assert len({record["val"]["macro_f1"] for record in run.history}) == 1
+    assert run.state("best").round == run.results["val"]["round"] == 3
+
+
 def test_evaluation_every_second_round_and_after_the_last(tmp_path):
     run = train(tiny(train__rounds=3, evaluate__every=2), tmp_path / "run")
     assert ["test" in record for record in run.history] == [False, True, True]
