@@ -44,7 +44,11 @@ class FedCurv(FedAvg):
         return {f"{kind}/{name}": torch.zeros_like(weight) for kind in "uv" for name, weight in weights.items()}
 
     def start_server(self, weights: Tensors) -> Tensors:
-        """Return zeros in place of every client's first upload."""
+        """Return zeros in place of every client's first upload.
+
+        The server keeps all of them: U and V alone, moved by what changed, would keep the rounding of large Fisher
+        diagonals of early rounds beside the small ones of later rounds.
+        """
         clients = range(self.clients)
         return {f"{k}/{name}": zeros for k in clients for name, zeros in self.start_client(weights).items()}
 
