@@ -84,11 +84,12 @@ def section_class(section: str) -> "type[Options]":
 
 def placeholder(field: FieldInfo) -> str:
     """Return what stands for a flag's value in its help: the choices, or the type."""
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    if kinds and isinstance(kinds[0], str):
-        return "|".join(kinds)
-    kind = kinds[0] if kinds else field.annotation
-    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "X,Y")  # type: ignore[arg-type]
+    kind: Any = field.annotation
+    if type(None) in get_args(kind):
+        (kind,) = set(get_args(kind)) - {type(None)}
+    if (choices := get_args(kind)) and isinstance(choices[0], str):
+        return "|".join(choices)
+    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "X,Y")
 
 
 def with_dashes(word: str) -> str:

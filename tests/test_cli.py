@@ -242,13 +242,21 @@ def test_listings(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words, expected in (
         (["methods"], "fednca-ml"),
-        (["methods", "fednca-ml"], "lambda1"),
+        (["methods", "fednca-ml"], "--method.lambda1"),
         (["datasets"], "digits"),
-        (["datasets", "digits"], "train_singles"),
+        (["datasets", "digits"], "--data.train-singles"),
         (["partition", "demo"], "nine"),
     ):
         assert main(words) == 0
         assert expected in capsys.readouterr().out
+
+
+def test_help_shows_what_a_flag_takes(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    for flag in ("--criterion bce|balanced|asl", "--rounds N", "--lr X", "--betas X,Y", "--clip-norm X", "--root TEXT"):
+        assert f"  {flag}, " in shown
 
 
 def test_help_imports_nothing_slow():

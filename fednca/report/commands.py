@@ -87,7 +87,7 @@ def show_methods(arguments: Namespace, overrides: dict[str, Any], console: "Cons
 
     if arguments.name:
         found = method_class(arguments.name)
-        console.print(options_table(f"{arguments.name}: {found.__doc__}", found.Hyper))
+        console.print(options_table(f"{arguments.name}: {found.__doc__}", "method", found.Hyper))
     else:
         console.print(methods_table(arguments.classes))
 
@@ -99,7 +99,7 @@ def show_datasets(arguments: Namespace, overrides: dict[str, Any], console: "Con
 
     if arguments.name:
         found = get_source(arguments.name)
-        console.print(options_table(f"{arguments.name}: {found.SUMMARY}", found.Options))
+        console.print(options_table(f"{arguments.name}: {found.SUMMARY}", "data", found.Options))
     else:
         sources = {name: get_source(name) for name in source_names()}
         console.print(datasets_table(sources, Path(arguments.root or "data")))

@@ -115,13 +115,14 @@ def mean_and_std(values: Iterable[float | None]) -> tuple[float, float | None] |
     return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
 
 
-def options_table(title: str, options: "type[Options]") -> Table:
-    """Show the options of a method or dataset with their defaults."""
+def options_table(title: str, flag: str, options: "type[Options]") -> Table:
+    """Show the options of a method or dataset as they are set, `--flag.NAME`, with their defaults."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     for column in ("option", "default", "what it does"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "option")
     for name, field in options.model_fields.items():
-        table.add_row(name, "" if field.default is None else str(field.default), field.description or "")
+        default = "" if field.default is None else str(field.default)
+        table.add_row(f"--{flag}.{name.replace('_', '-')}", default, field.description or "")
     return table
 
 
