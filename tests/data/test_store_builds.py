@@ -45,14 +45,14 @@ def test_two_processes_may_build_the_same_store(files, cache):
     wait = "while time.time() < float({at}): pass\nprint(len(build().images))"
     script = SCRIPT + wait.format(at=time.time() + 1.5)
     builds = [start(script, files, cache) for _ in range(2)]
-    assert [build.communicate(timeout=30) for build in builds] == [("800\n", "")] * 2
+    assert [build.communicate(timeout=300) for build in builds] == [("800\n", "")] * 2
     (folder,) = cache.iterdir()
     verify_store(folder)
 
 
 def test_a_script_is_not_run_again_by_its_workers(files, cache):
     script = SCRIPT + "print('once')\nprint(len(build().images))"
-    assert start(script, files, cache).communicate(timeout=30) == ("once\n800\n", "")
+    assert start(script, files, cache).communicate(timeout=300) == ("once\n800\n", "")
 
 
 def test_a_kill_leaves_neither_store_nor_workers_and_the_next_build_clears_up(files, cache):
@@ -60,7 +60,7 @@ def test_a_kill_leaves_neither_store_nor_workers_and_the_next_build_clears_up(fi
     workers = [int(word) for word in build.stdout.readline().split()]
     assert len(workers) == 2
     build.kill()
-    build.communicate(timeout=30)
+    build.communicate(timeout=300)
     (left,) = cache.iterdir()
     assert left.suffix == ".partial"
     deadline = time.monotonic() + 20
@@ -78,14 +78,14 @@ def test_a_living_build_of_somebody_else_is_left_alone(files, cache):
     stored = open_store(files, SIZE, folder=cache)
     assert set(cache.iterdir()) == {site, stored.folder}
     os.killpg(build.pid, signal.SIGKILL)
-    build.communicate(timeout=30)
+    build.communicate(timeout=300)
 
 
 def test_ctrl_c_clears_up(files, cache):
     build = start(SCRIPT + "build(linger)", files, cache)
     build.stdout.readline()
     os.killpg(build.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-    _, errors = build.communicate(timeout=30)
+    _, errors = build.communicate(timeout=300)
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert errors.count("Traceback") == 1
     assert list(cache.iterdir()) == []
@@ -100,7 +100,7 @@ try:
 except FedncaError as error:
     print(error)
 """
-    output, errors = start(SCRIPT + script, files, cache).communicate(timeout=30)
+    output, errors = start(SCRIPT + script, files, cache).communicate(timeout=300)
     assert errors == ""
     assert output.startswith(f"cannot write '{cache}")
     assert output.endswith("': File too large; what was finished before is kept\n")

@@ -67,7 +67,7 @@ def served(run, tmp_path_factory):
         assert rest == "(Ctrl-C stops)\n"
         yield url, log
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == 130
     finally:
         process.kill()
