@@ -8,16 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from helpers import Stop
 from parity import start
 
 from fednca.config import Config
 from fednca.engine.loop import shares
 from fednca.flower.app import client
 from fednca.flower.config import ServerConfig
+from fednca.flower.server import serve
 from fednca.methods.base import Server
 
 Fault = Callable[[Message, Message], Message | None]
@@ -97,6 +100,20 @@ def settings_for(config: Config, folder: Path, **changes: object) -> ServerConfi
 def is_train(message: Message) -> bool:
     """Tell whether a site is asked to train."""
     return message.metadata.message_type == "train"
+
+
+def serve_until(grid: InProcessGrid, settings: ServerConfig, number: int) -> None:
+    """Kill the server in a round in which client 0 has trained and kept its state, and client 1 has not answered."""
+
+    def kill(message: Message, reply: Message) -> Message:
+        if is_train(message) and message.metadata.group_id == str(number):
+            raise Stop
+        return reply
+
+    grid.nodes[999].fault = kill
+    with pytest.raises(Stop):
+        serve(grid, settings)
+    grid.nodes[999].fault = lambda message, reply: reply
 
 
 def engine_rounds(config, took_part) -> Server:

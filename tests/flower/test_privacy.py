@@ -7,12 +7,12 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from helpers import tiny
-from in_process import simulated
+from in_process import serve_until, settings_for, simulated
 from parity import start
 
 from fednca.engine.loop import shares
 from fednca.errors import FedncaError
-from fednca.flower.config import PrivacyConfig, ServerConfig
+from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after, noise_average, privatize_update
 from fednca.flower.server import serve
 from fednca.methods.base import average
@@ -98,16 +98,15 @@ def test_epsilon_is_that_of_the_renyi_divergence_of_gaussians(releases, multipli
     assert epsilon_after(privacy, releases) >= bound.min() - 1e-9
 
 
-def settings_for(config, folder, **privacy):
-    (folder / "run.toml").write_text(config.to_toml())
-    return ServerConfig(config=str(folder / "run.toml"), out=str(folder / "run"), privacy=PrivacyConfig(**privacy))
+def private(config, folder, **privacy):
+    return settings_for(config, folder, privacy=PrivacyConfig(**privacy))
 
 
 @pytest.mark.parametrize("mode", ["central", "local"])
 @pytest.mark.parametrize("name", ["fednca-ml", "fedadam"])
 def test_a_private_run_reports_its_epsilon(mode, name, tmp_path):
     config = tiny(method__name=name, train__rounds=2)
-    settings = settings_for(config, tmp_path, mode=mode, clip_norm=1.0, noise_multiplier=1e-3)
+    settings = private(config, tmp_path, mode=mode, clip_norm=1.0, noise_multiplier=1e-3)
     run = Run(serve(simulated(), settings))
     spent = [record["privacy"]["epsilon"] for record in run.history]
     assert spent == [epsilon_after(settings.privacy, 1), epsilon_after(settings.privacy, 2)]
@@ -120,7 +119,7 @@ def test_the_noise_of_a_run_is_as_large_as_it_should_be_and_spares_batchnorm(mod
     job, server = start(config)
     results = list(job.engine.train(1, [0, 1, 2], server, {}))
     expected = job.method.aggregate(server, [r.update for r in results], shares(config, results)).weights
-    settings = settings_for(config, tmp_path, mode=mode, clip_norm=1e6, noise_multiplier=1e-6)  # clips nothing
+    settings = private(config, tmp_path, mode=mode, clip_norm=1e6, noise_multiplier=1e-6)  # clips nothing
     found = Run(serve(simulated(), settings)).state("last").server.weights
 
     trainable = {name for name, _ in job.model.named_parameters()}
@@ -135,7 +134,7 @@ def test_the_noise_of_a_run_is_as_large_as_it_should_be_and_spares_batchnorm(mod
 def test_a_run_ends_before_it_spends_more_than_allowed(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=5)
     limit = epsilon_after(PrivacyConfig(noise_multiplier=2.0), 2) + 0.01
-    settings = settings_for(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit)
+    settings = private(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit)
     run = Run(serve(simulated(), settings))
     assert len(run.history) == 2
     assert run.finished
@@ -145,15 +144,13 @@ def test_a_run_ends_before_it_spends_more_than_allowed(tmp_path):
 def test_the_last_round_that_privacy_allows_is_judged(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=5, evaluate__every=5)
     limit = epsilon_after(PrivacyConfig(noise_multiplier=2.0), 2) + 0.01
-    run = Run(
-        serve(simulated(), settings_for(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit))
-    )
+    run = Run(serve(simulated(), private(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit)))
     assert ["test" in record for record in run.history] == [False, True]
     assert run.results["val"]["round"] == 2
 
 
 def test_a_run_that_could_not_play_a_single_round_is_refused(tmp_path):
-    settings = settings_for(tiny(method__name="fedavg"), tmp_path, mode="central", max_epsilon=0.01)
+    settings = private(tiny(method__name="fedavg"), tmp_path, mode="central", max_epsilon=0.01)
     with pytest.raises(FedncaError, match=r"max_epsilon is 0\.01, and one round spends"):
         serve(simulated(), settings)
     assert not (tmp_path / "run").exists()
@@ -163,20 +160,9 @@ def test_a_run_that_could_not_play_a_single_round_is_refused(tmp_path):
     "change", [{"noise_multiplier": 50.0}, {"clip_norm": 0.1}, {"mode": "local"}, {"mode": "none"}]
 )
 def test_a_resumed_run_cannot_report_the_epsilon_of_another_noise(change, tmp_path):
-    settings = settings_for(
-        tiny(method__name="fedavg", train__rounds=2), tmp_path, mode="central", noise_multiplier=0.1
-    )
+    settings = private(tiny(method__name="fedavg", train__rounds=2), tmp_path, mode="central", noise_multiplier=0.1)
     grid = simulated()
-
-    def crash(message, reply):
-        if message.metadata.message_type == "train" and message.metadata.group_id == "2":
-            raise KeyboardInterrupt
-        return reply
-
-    grid.nodes[999].fault = crash
-    with pytest.raises(KeyboardInterrupt):
-        serve(grid, settings)
-    grid.nodes[999].fault = lambda message, reply: reply
+    serve_until(grid, settings, 2)
     changed = settings.model_copy(update={"privacy": settings.privacy.model_copy(update=change)})
     with pytest.raises(FedncaError, match=r"began with mode = central, clip_norm = 1\.0, noise_multiplier = 0\.1"):
         serve(grid, changed, resume=True)
@@ -187,18 +173,9 @@ def test_a_resumed_run_cannot_report_the_epsilon_of_another_noise(change, tmp_pa
 
 def test_a_round_that_is_lost_has_cost_privacy_where_sites_add_the_noise(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=2)
-    settings = settings_for(config, tmp_path, mode="local", noise_multiplier=1.0)
+    settings = private(config, tmp_path, mode="local", noise_multiplier=1.0)
     grid = simulated()
-
-    def crash(message, reply):
-        if message.metadata.message_type == "train":
-            raise KeyboardInterrupt
-        return reply
-
-    grid.nodes[999].fault = crash
-    with pytest.raises(KeyboardInterrupt):
-        serve(grid, settings)
-    grid.nodes[999].fault = lambda message, reply: reply
+    serve_until(grid, settings, 1)
     run = Run(serve(grid, settings, resume=True))
     assert run.history[-1]["privacy"]["epsilon"] == epsilon_after(settings.privacy, 3)
 
@@ -215,5 +192,5 @@ def test_a_round_that_is_lost_has_cost_privacy_where_sites_add_the_noise(tmp_pat
 @pytest.mark.parametrize("mode", ["central", "local"])
 def test_what_noise_does_not_cover_is_refused(changes, sentence, mode, tmp_path):
     with pytest.raises(FedncaError, match=sentence):
-        serve(simulated(), settings_for(tiny(**changes), tmp_path, mode=mode))
+        serve(simulated(), private(tiny(**changes), tmp_path, mode=mode))
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from helpers import Stop, tiny
-from in_process import assert_same, engine_rounds, is_train, settings_for, simulated
+from in_process import assert_same, engine_rounds, serve_until, settings_for, simulated
 
 import fednca.flower.server
 from fednca.engine.checkpoint import save_checkpoint
@@ -21,20 +21,10 @@ from fednca.runs import Run
 def test_a_server_killed_in_a_round_and_resumed_ends_with_the_same_weights(name, tmp_path):
     config = tiny(method__name=name, train__rounds=4)
     expected = engine_rounds(config, [[0, 1, 2]] * 4)
-    grid = simulated()
-
-    def kill(message, reply):  # after client 0 has trained and kept its state of the round
-        if is_train(message) and message.metadata.group_id == "3":
-            raise Stop
-        return reply
-
-    grid.nodes[999].fault = kill
-    settings = settings_for(config, tmp_path)
-    with pytest.raises(Stop):
-        serve(grid, settings)
+    grid, settings = simulated(), settings_for(config, tmp_path)
+    serve_until(grid, settings, 3)
     assert len(Run(settings.out).history) == 2
 
-    grid.nodes[999].fault = lambda message, reply: reply
     run = Run(serve(grid, settings, resume=True))
     assert [record["round"] for record in run.history] == [1, 2, 3, 4]
     assert all(record["notes"] == {} for record in run.history)
@@ -102,16 +92,7 @@ def test_what_is_in_the_way_of_a_new_run_is_told(tmp_path):
 def test_a_resumed_run_has_the_classes_it_began_with(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=2)
     grid, settings = simulated(), settings_for(config, tmp_path)
-
-    def kill(message, reply):
-        if is_train(message) and message.metadata.group_id == "2":
-            raise Stop
-        return reply
-
-    grid.nodes[999].fault = kill
-    with pytest.raises(Stop):
-        serve(grid, settings)
-    grid.nodes[999].fault = lambda message, reply: reply
+    serve_until(grid, settings, 2)
     run = Run(serve(grid, settings.model_copy(update={"classes": ["cat", "dog"]}), resume=True))
     assert_same(run.state("last").server, engine_rounds(config, [[0, 1, 2]] * 2))
 
