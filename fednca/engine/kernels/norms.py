@@ -24,7 +24,7 @@ REDUCE_PROGRAMS = 256  # that reduce a map, at most
 MOST_PARTIALS = 64  # of a channel, a power of two: every program that writes joins them for itself
 WRITE_ROWS, WRITE_WARPS = 64, 8
 WRITE_PROGRAMS = 264
-SMALL, SMALL_PER_CHANNEL = 8192, 32  # rows up to which one launch does all, each program for its own channels
+SMALL, SMALL_PER_CHANNEL = 2048, 32  # rows up to which one launch does all, each program for its own channels
 SMALL_ROWS, SMALL_CHANNELS, SMALL_WARPS = 512, 16, 8
 
 # What triton would otherwise compile for anew: numbers that depend on the batch, and weights that lie where they lie
