@@ -58,7 +58,7 @@ def run_command(argv: list[str]) -> None:
     """Parse the words and call the command they name."""
     parser, commands = build_parser()
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
-        raise unknown_name("command", argv[0], commands)
+        raise unknown_name("command", argv[0], commands, "fednca --help")
     arguments, rest = parser.parse_known_args([with_dashes(word) for word in argv])
     if arguments.version:
         sys.stdout.write(f"fednca {version('fednca')}\n")

@@ -22,8 +22,8 @@ class RunFailedError(FedncaError):
     """A run that could not go on (a non-finite loss, a full disk); what was done so far is on disk."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedncaError:
-    """Build the error for a name that is not known, with the nearest known ones.
+def unknown_name(kind: str, name: str, known: Iterable[str], lister: str = "") -> FedncaError:
+    """Build the error for a name that is not known, with the nearest known ones, or the command that lists all.
 
     >>> unknown_name("method", "fednca", ["fedavg", "fednca-ml"])
     FedncaError("method 'fednca' is not known; did you mean 'fednca-ml'? (known: fedavg, fednca-ml)")
@@ -32,4 +32,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> FedncaError:
     near = get_close_matches(name, names, n=3)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     listed = names if len(names) <= MOST_LISTED else near
-    return FedncaError(f"{kind} '{name}' is not known{hint}" + (f" (known: {', '.join(listed)})" if listed else ""))
+    further = f" (known: {', '.join(listed)})" if listed else f"; see `{lister}`" if lister else ""
+    return FedncaError(f"{kind} '{name}' is not known{hint}{further}")

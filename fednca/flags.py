@@ -102,15 +102,21 @@ def collect_overrides(preset: str, arguments: argparse.Namespace, rest: list[str
     """Return what the flags set, by dotted path; `rest` holds the options of method and dataset, typed by these."""
     fields = dict(leaves())
     found = {path: parse_value(path, fields[path], text) for path, text in vars(arguments).items() if path in fields}
+    config = load_config(preset, found)
     texts: dict[str, dict[str, str]] = {}
-    for flag, value in pair_up(rest, known):
+    for flag, value in pair_up(rest, known + option_flags(config)):
         kind, _, name = flag.removeprefix("--").partition(".")
         texts.setdefault(kind, {})[name.replace("-", "_")] = value
-    config = load_config(preset, found)
     for kind, given in texts.items():
         owner, options, path, before = option_owner(kind, config)
         found[path] = before | parse_options(owner, options, given)
     return found
+
+
+def option_flags(config: Config) -> list[str]:
+    """Return the flags of the options that the chosen method, learner and dataset have."""
+    kinds = ("method", "data", *(["learner"] if config.method.learner else []))
+    return [with_dashes(f"--{kind}.{name}") for kind in kinds for name in option_owner(kind, config)[1].model_fields]
 
 
 def option_owner(kind: str, config: Config) -> tuple[str, "type[Options]", str, dict[str, Any]]:
@@ -146,6 +152,9 @@ def pair_up(words: list[str], known: list[str]) -> Iterator[tuple[str, str]]:
         if not word.startswith("--"):
             raise FedncaError(f"'{word}' is not expected here")
         if not flag.startswith(("--method.", "--learner.", "--data.")):
+            dotted = [each for each in known if each.endswith(f".{flag.removeprefix('--')}")]
+            if dotted:
+                raise FedncaError(f"flag '{flag}' is not known; did you mean '{dotted[0]}'?")
             raise unknown_name("flag", flag, known)
         following = value if equals else next(queue, None)
         if following is None:

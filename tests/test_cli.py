@@ -35,6 +35,9 @@ def told(capsys):
     ("words", "sentence"),
     [
         ("rum", "command 'rum' is not known; did you mean 'run'?"),
+        ("train", "command 'train' is not known; see `fednca --help`"),
+        ("run demo --method fedcurv --lam 1", "flag '--lam' is not known; did you mean '--method.lam'?"),
+        ("run demo --query-init etf", "flag '--query-init' is not known; did you mean '--method.query-init'?"),
         ("run", "the following arguments are required: PRESET"),
         ("run dermamnist", "preset 'dermamnist' is not known; did you mean 'dermamnist-0.5'?"),
         ("run no/such/file.toml", "cannot read 'no/such/file.toml': No such file or directory"),

@@ -168,7 +168,7 @@ def find_table(options: Options, root: Path) -> Path:
     for name in names:
         if (root / name).is_file():
             return root / name
-    raise FedncaError(f"table '{root / names[0]}' is not there; put it there, or name another with data.options.table")
+    raise FedncaError(f"table '{root / names[0]}' is not there; put it there, or name another by the option `table`")
 
 
 def find_images(options: Options, root: Path) -> Path:
