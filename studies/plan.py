@@ -132,16 +132,23 @@ def chosen_draw(setting: str, records: Records) -> int | None:
     return min(gaps, key=lambda draw: gaps[draw]) if len(gaps) == len(found) else None
 
 
+def trained_in(setting: str, row: str) -> str:
+    """Return the setting whose runs a row shows: without a federation, all settings of a dataset are the same.
+
+    >>> trained_in("cifar10-0.1", "fedavg"), trained_in("cifar10-0.1", "centralized")
+    ('cifar10-0.1', 'cifar10-0.5')
+    """
+    dataset = setting.rpartition("-")[0]
+    alike = [each for each in (*SETTINGS, *SAMPLES) if each.rpartition("-")[0] == dataset]
+    return alike[0] if row == "centralized" else setting
+
+
 def tables(settings: Iterable[str], rows: Iterable[str], records: Records) -> list[Entry]:
     """Return the runs of tables on the chosen draws, seed by seed, as far as draws are chosen."""
-    chosen = {setting: chosen_draw(setting, records) for setting in settings}
-    return [
-        Entry(setting, row, draw, seed)
-        for seed in SEEDS
-        for setting, draw in chosen.items()
-        if draw is not None
-        for row in rows
-    ]
+    places = [(trained_in(setting, row), row) for setting in settings for row in rows]
+    chosen = {setting: chosen_draw(setting, records) for setting, _ in places}
+    found = [(setting, row, chosen[setting]) for setting, row in places]
+    return [Entry(setting, row, draw, seed) for seed in SEEDS for setting, row, draw in found if draw is not None]
 
 
 def spread(setting: str, records: Records) -> list[Entry]:

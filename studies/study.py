@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plan import DRAW_ROUNDS, DRAWS, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw
+from plan import DRAW_ROUNDS, DRAWS, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw, trained_in
 
 from fednca.progress import SHOWN
 
@@ -29,6 +29,7 @@ class Study:
 
     def over_seeds(self, setting: str, row: str) -> dict[int, Record]:
         """Return a row's records on the setting's chosen draw, by seed."""
+        setting = trained_in(setting, row)
         draw = self.chosen[setting]
         found = {} if draw is None else {seed: self.find(setting, row, draw, seed) for seed in SEEDS}
         return {seed: record for seed, record in found.items() if record is not None}
