@@ -49,7 +49,7 @@ def rows_over_seeds(
             found = mean_and_std(measure(record, column) for record in runs.values())
             entries[column] = found and Entry(*found, reported.get(column))
         federated = not method_class(parse_row(row).overrides["method.name"]).centralized
-        lines.append(Line(name, sorted(runs), entries, ranked=federated and len(runs) == len(SEEDS)))
+        lines.append(Line(name, sorted(runs), len(SEEDS), entries, federated))
     return lines
 
 
@@ -64,17 +64,8 @@ def lines_table(lines: Sequence[Line], columns: Mapping[str, str], first: str = 
             entry, place = line.entries[column], places[column].get(line.name)
             text = entry.text() if entry else NOTHING if line.seeds else NOT_RUN
             cells.append(text if place is None else marks[place](text))
-        rows.append([line.name, *cells, seeds_of(line)])
+        rows.append([line.name, *cells, line.count])
     return markdown([first, *columns.values(), "seeds"], rows)
-
-
-def seeds_of(line: Line) -> str:
-    """Write how many seeds a row has, and how many are missing where some are.
-
-    >>> [seeds_of(Line("fedavg", seeds, {}, ranked=False)) for seeds in ([0, 1, 2], [1], [])]
-    ['3', '1 of 3', '0 of 3']
-    """
-    return str(len(SEEDS)) if len(line.seeds) == len(SEEDS) else f"{len(line.seeds)} of {len(SEEDS)}"
 
 
 def metrics_table(

@@ -6,10 +6,9 @@ from typing import Any
 
 from plan import DRAW_ROUNDS, DRAWS, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw, trained_in
 
-from fednca.progress import SHOWN
+from fednca.report.comparison import COLUMNS, value_of
 
-CALIBRATED = "_calibrated"
-METRICS = SHOWN | {f"{metric}{CALIBRATED}": f"{SHOWN[metric]} cal." for metric in ("macro_f1", "micro_f1")}
+METRICS = COLUMNS
 COMPARED = ("macro_f1", "macro_f1_calibrated", "macro_auc")  # what orderings rest on
 
 Record = Mapping[str, Any]
@@ -68,8 +67,5 @@ def dataset_and_beta(setting: str) -> tuple[str, float]:
 
 def metric_of(record: Record, metric: str, select: str = "val") -> float | None:
     """Return a test metric in percent; a round chosen as the paper's code does has no calibrated one."""
-    result = record["results"][select]
-    if metric.endswith(CALIBRATED):
-        result = result.get("calibrated")
-    value = result["test"][metric.removesuffix(CALIBRATED)] if result else None
+    value = value_of(record["results"][select], metric)
     return None if value is None else 100 * value

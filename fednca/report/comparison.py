@@ -2,20 +2,24 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rich.markup import escape
 
 from fednca.bench import Bench
-from fednca.methods import method_class
+from fednca.methods import create_method
 from fednca.progress import SHOWN
 from fednca.report.published import is_the_papers, published
-from fednca.report.tables import mean_and_std
+from fednca.report.tables import CALIBRATED, mean_and_std
 
-CALIBRATED = "macro_f1_calibrated"
-COLUMNS = SHOWN | {CALIBRATED: "macro-F1 cal."}
+AT_THRESHOLDS = "_calibrated"
+COLUMNS = SHOWN | {f"{metric}{AT_THRESHOLDS}": f"{SHOWN[metric]} cal." for metric in CALIBRATED}
+LEGEND = "mean±sample standard deviation over seeds (published, difference to it); cal.: F1 at calibrated thresholds"
+LATEX = str.maketrans({"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\~{}", "^": r"\^{}"})
+LATEX |= str.maketrans({sign: rf"\{sign}" for sign in "_%&#${}"})
 Mark = Callable[[str], str]
 
 
@@ -44,8 +48,24 @@ class Line:
 
     name: str
     seeds: list[int]
+    wanted: int  # how many seeds are asked for
     entries: dict[str, Entry | None]
-    ranked: bool  # not the bound that federated methods are measured against
+    federated: bool  # not the bound that federated methods are measured against
+    note: str = ""  # what must be said wherever the row is shown
+
+    @property
+    def complete(self) -> bool:
+        """Whether all seeds have been run."""
+        return len(self.seeds) == self.wanted
+
+    @property
+    def count(self) -> str:
+        """How many seeds have been run, and of how many where some are missing.
+
+        >>> [Line("fedavg", seeds, 3, {}, federated=True).count for seeds in ([0, 1, 2], [1], [])]
+        ['3', '1 of 3', '0 of 3']
+        """
+        return str(self.wanted) if self.complete else f"{len(self.seeds)} of {self.wanted}"
 
 
 def compare(bench: Bench, select: str = "val") -> list[Line]:
@@ -54,29 +74,31 @@ def compare(bench: Bench, select: str = "val") -> list[Line]:
     for row, runs in zip(bench.rows, bench.runs().values(), strict=True):
         results = [run.results[select] for run in runs.values()]
         config = bench.cell(row, 0).config
-        method, comparable = config.method, is_the_papers(config)
+        method, comparable = create_method(config), is_the_papers(config)
         entries = {}
         for metric in COLUMNS:
             found = mean_and_std(value_of(result, metric) for result in results)
-            known = published(bench.config.data.name, bench.config.partition.beta, method.name, metric)
+            known = published(bench.config.data.name, bench.config.partition.beta, config.method.name, metric)
             entries[metric] = found and Entry(
                 100 * found[0], None if found[1] is None else 100 * found[1], known if comparable else None
             )
-        lines.append(Line(row.text, sorted(runs), entries, ranked=not method_class(method.name).centralized))
+        seeds, federated = sorted(runs), not method.centralized
+        lines.append(Line(row.text, seeds, len(bench.seeds), entries, federated, method.learner.note))
     return lines
 
 
-def value_of(result: dict[str, dict[str, float | None]], metric: str) -> float | None:
+def value_of(result: Mapping[str, Any], metric: str) -> float | None:
     """Return a test metric of a run; the paper's choice of round has no calibrated one."""
-    if metric != CALIBRATED:
-        return result["test"][metric]
-    calibrated: dict[str, dict[str, float | None]] = result.get("calibrated", {})  # type: ignore[assignment]
-    return calibrated["test"]["macro_f1"] if calibrated else None
+    if metric.endswith(AT_THRESHOLDS):
+        result = result.get("calibrated", {})
+    value: float | None = result["test"][metric.removesuffix(AT_THRESHOLDS)] if result else None
+    return value
 
 
 def ranks(lines: Sequence[Line], metric: str) -> dict[str, int]:
-    """Return the place of the best and second federated rows by name, as far as their shown values differ."""
-    values = {line.name: round(entry.mean, 1) for line in lines if line.ranked and (entry := line.entries[metric])}
+    """Return the place of the best and second federated rows with all seeds, as far as their shown values differ."""
+    known = {line.name: line.entries[metric] for line in lines if line.federated and line.complete}
+    values = {name: round(entry.mean, 1) for name, entry in known.items() if entry}
     order = sorted(set(values.values()), reverse=True)[:2]
     return {name: order.index(value) for name, value in values.items() if value in order}
 
@@ -87,7 +109,7 @@ def grid(lines: Sequence[Line], best: Mark, second: Mark, plain: Mark) -> list[l
     marks = [best, second, plain]
     table = []
     for line in lines:
-        cells = [plain(line.name), str(len(line.seeds))]
+        cells = [plain(line.name), line.count]
         for metric, entry in line.entries.items():
             missing = "–" if line.seeds else "not run"
             mark = marks[places[metric].get(line.name, 2)]
@@ -101,35 +123,41 @@ def header() -> list[str]:
     return ["method", "seeds", *COLUMNS.values()]
 
 
+def notes(lines: Sequence[Line], before: str = "") -> str:
+    """Write what must be said of rows, a line each."""
+    return "".join(f"{before}{line.name}: {line.note}\n" for line in lines if line.note)
+
+
 def to_markdown(lines: Sequence[Line]) -> str:
     """Write a Markdown table, best bold and second underlined."""
     rows = grid(lines, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", str)
     aligned = ["---", *["---:"] * (len(header()) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header(), aligned, *rows]) + "\n"
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header(), aligned, *rows]) + "\n" + notes(lines, "\n")
 
 
 def to_latex(lines: Sequence[Line]) -> str:
     """Write a LaTeX tabular, best bold and second underlined."""
 
     def clean(text: str) -> str:
-        return text.replace("±", r"$\pm$").replace("_", r"\_").replace("–", "--").replace("%", r"\%")
+        return text.translate(LATEX)
 
     rows = grid(lines, lambda text: rf"\textbf{{{clean(text)}}}", lambda text: rf"\underline{{{clean(text)}}}", clean)
     body = "\n".join(" & ".join(row) + r" \\" for row in rows)
     columns = "l" + "r" * (len(header()) - 1)
     top = " & ".join(header()) + r" \\"
-    return f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{top}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
+    table = f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{top}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
+    return table + clean(notes(lines, "\n"))
 
 
 def to_csv(lines: Sequence[Line]) -> str:
     """Write one line per row and metric, with unrounded numbers."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "seeds", "metric", "mean", "std", "published"])
+    writer.writerow(["method", "seeds", "metric", "mean", "std", "published", "note"])
     for line in lines:
         for metric, entry in line.entries.items():
             numbers = [entry.mean, entry.std, entry.published] if entry else [None] * 3
-            writer.writerow([line.name, " ".join(map(str, line.seeds)), metric, *numbers])
+            writer.writerow([line.name, " ".join(map(str, line.seeds)), metric, *numbers, line.note])
     return out.getvalue()
 
 
@@ -144,7 +172,7 @@ def to_text(lines: Sequence[Line]) -> str:
         pads = [" " * (width - len(cell)) for width, cell in zip(widths, bare, strict=True)]
         cells = [shown[0] + pads[0], *(pad + cell for pad, cell in zip(pads[1:], shown[1:], strict=True))]
         out.append("  ".join(cells))
-    return "\n".join(out) + "\n"
+    return "\n".join([*out, style("dim", LEGEND), escape(notes(lines))])
 
 
 def style(name: str, text: str) -> str:

@@ -4,13 +4,14 @@ import csv
 import io
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
 from helpers import tiny
 from rich.text import Text
 
 from fednca.bench import Bench
-from fednca.report.comparison import COLUMNS, compare, to_csv, to_latex, to_markdown, to_text
+from fednca.report.comparison import COLUMNS, FORMATS, Line, compare, to_csv, to_latex, to_markdown, to_text
 from fednca.report.published import published
 from fednca.rows import parse_rows
 
@@ -33,8 +34,9 @@ def bench(tmp_path):
         cell.folder.mkdir(parents=True)
         (cell.folder / "config.toml").write_text(cell.config.to_toml())
         metrics = dict.fromkeys(("macro_auc", "macro_f1", "micro_auc", "micro_f1"), value(cell.row.text, cell.seed))
-        chosen = {"round": 1, "test": metrics, "calibrated": {"test": {"macro_f1": 0.5}}}
-        last = {"round": 2, "test": dict.fromkeys(metrics, 0.25), "calibrated": {"test": {"macro_f1": 0.5}}}
+        calibrated = {"test": {"macro_f1": 0.5, "micro_f1": 0.625}}
+        chosen = {"round": 1, "test": metrics, "calibrated": calibrated}
+        last = {"round": 2, "test": dict.fromkeys(metrics, 0.25), "calibrated": calibrated}
         results = {"val": chosen, "paper": {"round": 3, "test": metrics}, "last": last}
         (cell.folder / "results.json").write_text(json.dumps(results))
     return found
@@ -65,13 +67,44 @@ def test_the_best_federated_row_is_bold_the_second_underlined_and_what_was_not_r
     assert latex.count(r"\underline{73.0$\pm$3.0") == 4
     text = Text.from_markup(to_text(compare(bench)))
     assert {span.style for span in text.spans} == {"bold", "underline", "dim"}
-    assert len({len(line) for line in text.plain.splitlines()}) == 1
+    *table, legend = text.plain.splitlines()
+    assert len({len(line) for line in table}) == 1
+    assert "published" in legend
+
+
+def test_a_row_with_some_seeds_says_how_many_and_is_not_the_best(bench):
+    for seed in (1, 2):
+        (bench.cell(bench.rows[1], seed).folder / "results.json").unlink()
+    rows = {row.split(" | ")[0].strip("| "): row for row in to_markdown(compare(bench)).splitlines()}
+    assert rows["fedavg"].startswith("| fedavg | 1 of 3 | 80.0 (")
+    assert "<u>" not in rows["fedavg"]
+    assert "**" not in rows["fedavg"]
+    assert rows["fednca-ml"].count("**73.0±3.0") == 4
+    assert rows["spherefed"].startswith("| spherefed | 0 of 3 | not run |")
+
+
+def test_what_must_be_said_of_a_row_stands_in_every_format(bench):
+    rows = parse_rows(["fedavg", "fedlgt", "scaffold@fedlgt"])
+    lines = compare(replace(bench, rows=rows))
+    for form, write in FORMATS.items():
+        written = Text.from_markup(write(lines)).plain if form == "text" else write(lines)
+        for name in ("fedlgt", "scaffold@fedlgt"):
+            said = [row for row in written.splitlines() if row.startswith(name) and "random orthonormal" in row]
+            assert len(said) == (len(COLUMNS) if form == "csv" else 1), form
+        assert not any("orthonormal" in row for row in written.splitlines() if row.startswith("fedavg"))
+
+
+def test_latex_has_no_sign_of_its_own_in_a_name():
+    line = Line(r"a_b%c&d#e$f{g}h~i^j\k", [], 1, {}, federated=True)
+    escaped = r"a\_b\%c\&d\#e\$f\{g\}h\~{}i\^{}j\textbackslash{}k"
+    assert any(row.startswith(f"{escaped} & 0 of 1") for row in to_latex([line]).splitlines())
 
 
 def test_ways_to_choose_a_round_are_kept_apart(bench):
     last, paper = ({line.name: line for line in compare(bench, which)} for which in ("last", "paper"))
     assert last["fedavg"].entries["macro_auc"].mean == 25.0
     assert last["fedavg"].entries["macro_f1_calibrated"].mean == 50.0
+    assert last["fedavg"].entries["micro_f1_calibrated"].mean == 62.5
     assert paper["fedavg"].entries["macro_f1_calibrated"] is None
 
 
