@@ -12,6 +12,7 @@ from fednca.collapse import class_means, positive_pairs
 from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
 from fednca.data.partition import summary
 from fednca.files import write_atomic
+from fednca.runfiles import read_json
 from fednca.runs import Run
 from fednca.setup import build_store, pick_device
 
@@ -27,7 +28,7 @@ BATCH = 256
 def read_records(folder: Path = RECORDS) -> dict[Path, dict[str, Any]]:
     """Read all records by their path below the folder."""
     paths = sorted(folder.rglob("*.json"))
-    return {path.relative_to(folder): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    return {path.relative_to(folder): read_json(path) for path in paths}
 
 
 def write_record(entry: "Entry", run: Run, commit: str, folder: Path = RECORDS) -> None:

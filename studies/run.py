@@ -3,14 +3,16 @@
 python studies/run.py [--minutes 9] [--at-once 1] [--only dermamnist-0.1] [--later fedcurv] [--commit SHA]
                       [--records FOLDER]
 
-The files lie in `data/`, as docs/results.md says.
+The files lie in `data/`, as docs/results.md says. The exit code is 1 where a run failed.
 """
 
 import argparse
 import shutil
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from plan import CIFAR10, OF_DATASET, Entry, plan
@@ -18,7 +20,9 @@ from records import RECORDS, read_records, write_record
 from rich.console import Console
 
 from fednca.bench import Cell
-from fednca.crew import Crew
+from fednca.crew import Crew, Outcome
+from fednca.errors import FedncaError
+from fednca.flags import whole
 from fednca.report.bench_view import PlainView, Record
 from fednca.rows import parse_row
 from fednca.runs import Run
@@ -27,21 +31,39 @@ from fednca.setup import pick_device
 RUNS = Path("runs/study")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Work off the plan."""
     parser = argparse.ArgumentParser(description="Train the runs of docs/results.md that are missing.")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which all runs stop with their round")
-    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
+    parser.add_argument("--at-once", type=whole(1), default=1, help="runs side by side")
     parser.add_argument("--only", default="", help="entries whose path begins so")
     parser.add_argument("--later", nargs="*", default=[], metavar="ROW", help="rows left for another time")
     parser.add_argument("--commit", help="what the code is, where git cannot tell")
     parser.add_argument("--records", type=Path, default=RECORDS, help="where records are read and written")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     deadline = time.monotonic() + 60 * given.minutes
-    commit = given.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-    while missing := left(given.records, given.only, given.later):
-        if not work_off(missing, given.records, commit, deadline, given.at_once):
-            break
+    try:
+        commit = given.commit or commit_of_this()
+        missing = left(given.records, given.only, given.later)
+        if not missing:
+            sys.stdout.write("nothing to train: of what is asked for, all that is planned by now has its record\n")
+        while missing:
+            outcome = work_off(missing, given.records, commit, deadline, given.at_once)
+            if outcome.failed:
+                sys.exit(1)
+            missing = [] if outcome.stopped else left(given.records, given.only, given.later)
+    except FedncaError as error:
+        parser.error(str(error))
+
+
+def commit_of_this() -> str:
+    """Return the commit of the code, wherever it is called from."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise FedncaError("git cannot tell which commit this code is; name it by --commit") from None
+    return found.stdout.strip()
 
 
 def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
@@ -56,8 +78,8 @@ def is_settled(entry: Entry) -> bool:
     return entry.setting not in CIFAR10 or bool(entry.changes) or bool(OF_DATASET["cifar10"])
 
 
-def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> bool:
-    """Train entries in their order and write their records; tell whether all of them ended well and in time."""
+def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> Outcome:
+    """Train entries in their order and write their records, until the time is up."""
     cells = {Cell(parse_row(e.row), e.seed, e.config(), RUNS / e.path.with_suffix("")): e for e in entries}
     crew = Crew(list(cells), pick_device("auto"), at_once, Keeper(cells, records, commit))
     alarm = threading.Timer(deadline - time.monotonic(), crew.stop)
@@ -65,7 +87,7 @@ def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, 
     alarm.start()
     outcome = crew.work_off()
     alarm.cancel()
-    return not (outcome.failed or outcome.stopped)
+    return outcome
 
 
 class Keeper(PlainView):
