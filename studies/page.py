@@ -22,7 +22,7 @@ from seed_tables import NOT_RUN, notes_below
 from study import Study
 
 from fednca.errors import FedncaError
-from fednca.files import write_atomic
+from fednca.files import explain_write, write_atomic
 
 NOTES = Path(__file__).parent / "notes.md"
 OUT = Path(__file__).parents[1] / "docs"
@@ -100,7 +100,8 @@ The mean over seeds on the draw taken; bands reach from the lowest to the highes
 def write_page(page: Page, out: Path) -> None:
     """Write text and figures, and remove figures that the page no longer shows."""
     folder = out / FOLDER
-    (folder if page.figures else out).mkdir(parents=True, exist_ok=True)
+    with explain_write(out):
+        (folder if page.figures else out).mkdir(parents=True, exist_ok=True)
     for name, figure in page.figures.items():
         save(figure, folder / f"{name}.svg")
     for path in stale(page, out):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fednca.collapse import class_means, positive_pairs
 from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
 from fednca.data.partition import summary
-from fednca.files import write_atomic
+from fednca.files import explain_write, write_atomic
 from fednca.runfiles import read_json
 from fednca.runs import Run
 from fednca.setup import build_store, pick_device
@@ -34,7 +34,8 @@ def read_records(folder: Path = RECORDS) -> dict[Path, dict[str, Any]]:
 def write_record(entry: "Entry", run: Run, commit: str, folder: Path = RECORDS) -> None:
     """Write what a finished run showed."""
     path = folder / entry.path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with explain_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(make_record(entry, run, commit), ensure_ascii=False)
     write_atomic(path, (text.replace('], "', '],\n"').replace('}, "', '},\n"') + "\n").encode())
 

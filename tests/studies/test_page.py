@@ -12,7 +12,11 @@ import pytest
 from page import FOLDER, PAGE, main, make_page, records_of, what_differs
 from plan import SETTINGS, Entry, chosen_draw
 from reading import NUMBER, SETTING, by_name, tables
-from records import RECORDS
+from records import RECORDS, read_records
+from study import tried
+
+from fednca.config import build_config
+from fednca.report.groups import what_it_is
 
 SCRIPT = Path(page.__file__)
 
@@ -118,6 +122,25 @@ def test_a_check_fails_until_the_page_is_written_again(complete, tried_draws, tm
     (out / FOLDER / f"curves-{SETTING}.svg").unlink()
     with pytest.raises(SystemExit, match="figures"):
         main([*command, "--check"])
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, capsys):
+    (tmp_path / "a file").touch()
+    with pytest.raises(SystemExit) as stop:
+        main(["--out", str(tmp_path / "a file" / "docs")])
+    assert stop.value.code == 2
+    assert "a file" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_record_is_of_a_run_as_the_plan_has_it():
+    untried = {path: record for path, record in read_records().items() if not tried(path, record)}
+    assert untried
+    for path, record in untried.items():
+        found, place = build_config(record["config"]), [record[key] for key in ("setting", "row", "draw", "seed")]
+        entry = Entry(*place, found.train.rounds)
+        assert entry.path == path
+        assert what_it_is(found) == what_it_is(entry.config()), path
+        assert (found.seed, found.partition.seed) == (record["seed"], record["draw"])
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
