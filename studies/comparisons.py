@@ -22,7 +22,8 @@ Test metrics in percent: mean ± sample standard deviation over {len(SEEDS)} tra
 the published value and the difference to it. The round is the one with the best validation macro-F1. F1 is taken at
 0.5; cal.: at thresholds calibrated on the clients' validation shares. Of the federated rows with all seeds the best is
 bold and the second underlined; whether they differ is said [below](#fednca-ml-against-fedavg). Training without a
-federation does not depend on the partition: the settings of a dataset show the same runs of `centralized`."""
+federation does not depend on the partition: the settings of a dataset show the same runs of `centralized`, whose rounds
+the validation images of the first setting chose."""
     return "\n\n".join([text, *(main_table(study, setting) for setting in SETTINGS)])
 
 
@@ -58,8 +59,9 @@ def against_fedavg(study: Study) -> str:
 Paired differences in points, same draw and same seed, with 95 % intervals (Student's t). Draws are the unit:
 differences are averaged over the seeds of a draw, and the interval is the one over draws. Where one draw alone has been
 run, the interval is over its seeds and says nothing about other draws. The verdict is `better` or `worse` where the
-interval leaves out zero and `equal` (not told apart) where it contains it; orderings on this page rest on nothing else.
-The strongest other method is the one with the best mean validation macro-F1 on the draw taken."""
+interval leaves out zero and `equal` (not told apart) where it contains it; orderings on this page rest on nothing else,
+and one in twenty such intervals misses the truth by chance. The strongest other method is the one with the best mean
+validation macro-F1 on the draw taken."""
     rows = [row for setting in SETTINGS for row in verdicts(study, setting, compared_rows(study, setting))]
     header = ["setting", "difference", *(METRICS[metric] for metric in COMPARED), "draws", "pairs"]
     summary = markdown(header, rows, texts=2)

@@ -30,6 +30,7 @@ from seed_tables import NOT_RUN, NOTHING, folded, markdown, number
 from study import Record, Study, dataset_and_beta, metric_of, tried
 
 from fednca.progress import SHOWN
+from fednca.report.comparison import Entry as Beside
 from fednca.report.published import published
 from fednca.rows import show
 
@@ -54,7 +55,11 @@ INTRODUCTION = """\
 
 The paper's tables on DermaMNIST and CIFAR-10, trained with this package, beside the published numbers. Every number is
 computed from the records in `studies/records/`: one file per run with its settings, seed, commit and hardware, all of
-them listed [at the end](#records). What has not been run stands as `not run`; nothing is estimated."""
+them listed [at the end](#records). What has not been run stands as `not run`; nothing is estimated.
+
+A setting is a dataset with its beta: the smaller, the more unequally clients share a class. Gamma is the part of all
+classes that a client may hold, a draw one partition made by both. Of the [methods](methods.md), `fednca-ml` is
+FedNCA-ML by the paper's equations and `fednca-ml:variant=released` what its authors' code computes."""
 
 COMMANDS = """\
     python studies/run.py --minutes 60   # trains what has no record yet, in the order of studies/plan.py
@@ -68,7 +73,8 @@ start)."""
 
 def what_this_is(study: Study) -> str:
     """Introduce the page: progress, hardware, versions, commands."""
-    return "\n\n".join([INTRODUCTION, facts_table(study), COMMANDS, progress_table(study), settings_table(study)])
+    parts = [INTRODUCTION, facts_table(study), COMMANDS, progress_table(study), settings_table(study)]
+    return "\n\n".join(filter(None, parts))
 
 
 def facts_table(study: Study) -> str:
@@ -117,11 +123,11 @@ def progress_table(study: Study) -> str:
         [name, str(sum(entry.path in study.records for entry in entries)), str(total)]
         for name, (entries, total) in parts.items()
     ]
-    return markdown(["part", "runs done", "of"], rows)
+    return markdown(["part (a run may serve several)", "runs done", "of"], rows)
 
 
 def settings_table(study: Study) -> str:
-    """Say how the runs were trained, as their records have it."""
+    """Say how the runs were trained, as their records have it; nothing of settings without any."""
     rows = []
     for setting in (*SETTINGS, *SAMPLES):
         configs = [record["config"] for path, record in study.records.items() if is_whole(setting, path, record)]
@@ -129,8 +135,8 @@ def settings_table(study: Study) -> str:
             ", ".join(sorted({show(config[part].get(name)) for config in configs}))
             for part, name in TRAINED_BY.values()
         ]
-        rows.append([setting, *(cell or NOT_RUN for cell in cells)])
-    return markdown(["setting", *TRAINED_BY], rows)
+        rows += [[setting, *cells]] if configs else []
+    return markdown(["setting", *TRAINED_BY], rows) if rows else ""
 
 
 def is_whole(setting: str, path: Path, record: Record) -> bool:
@@ -168,8 +174,11 @@ def draws_table(study: Study, setting: str) -> str:
         cells = [NOT_RUN] * (len(header) - 1) if record is None else draw_cells(record)
         name = f"{entry.draw} (taken)" if taken else str(entry.draw)
         rows.append([f"**{cell}**" if taken else cell for cell in [name, *cells]])
-    open_still = "" if study.chosen[setting] is not None else "\n\nNo draw is taken until all of them have been tried."
-    return f"### {setting}: draws\n\n{markdown(header, rows)}{open_still}"
+    heading, table = f"### {setting}: draws", markdown(header, rows)
+    if study.chosen[setting] is not None:
+        return f"{heading}\n\n{table}"
+    begun = any(entry.path in study.records for entry in draws(setting))
+    return f"{heading}\n\n{table if begun else NOT_RUN}\n\nNo draw is taken until all of them have been tried."
 
 
 def draw_cells(record: Record) -> list[str]:
@@ -193,18 +202,26 @@ def trials(study: Study) -> str:
     text = """\
 ## Tried out
 
-Runs with changes of a setting; nothing else on this page rests on them."""
+Runs with changes of a setting, from which its open choices were made, beside what the paper reports of their row. No
+other table shows them."""
     header = ["setting", "row", "changes", "draw", "seed", "rounds", "val. macro-F1", *SHOWN.values()]
     rows = [
         [
             *(record["setting"], record["row"], f"`{tried(path, record)}`", str(record["draw"]), str(record["seed"])),
             str(record["config"]["train"]["rounds"]),
             number(100 * record["results"]["val"]["val"]["macro_f1"]),
-            *(number(metric_of(record, metric)) for metric in SHOWN),
+            *(beside_published(record, metric) for metric in SHOWN),
         ]
         for path, record in found.items()
     ]
     return f"{text}\n\n{markdown(header, rows, texts=3)}"
+
+
+def beside_published(record: Record, metric: str) -> str:
+    """Write a run's metric, with the published value and the difference to it."""
+    value = metric_of(record, metric)
+    known = published(*dataset_and_beta(record["setting"]), record["row"], metric)
+    return NOTHING if value is None else Beside(value, None, known).text()
 
 
 def appendix(study: Study) -> str:

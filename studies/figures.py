@@ -123,7 +123,7 @@ def gain_panels(found: Sequence[Gain]) -> Figure:
             _scatter_gains(axes, found, metric, skew)
             if upper == len(GAINED) - 1:
                 axes.set_xlabel(name)
-        line[0].set_ylabel(f"gain on fedavg, {METRICS[metric]}")
+        line[0].set_ylabel(f"gain on fedavg, points of {METRICS[metric]}")
     rows = [row for row in HELPING if any(gain.row == row for gain in found)]
     settings = [setting for setting in SETTINGS if any(gain.setting == setting for gain in found)]
     handles = [_marker(COLOUR[row], "o", shown_name(row)) for row in rows]
@@ -211,7 +211,7 @@ def cosine_maps(setting: str, kept: Mapping[str, Record]) -> Figure:
         axes.set(aspect="equal", ylim=(len(classes), 0))
         axes.set_title(f"{setting}, {name}\nmean distance to ideal {distance_to_ideal(cosines):.2f}", fontsize=9)
     if mesh is not None:
-        bar = figure.colorbar(mesh, ax=panels, shrink=0.6, label=f"cosine; ideal -1/(C-1) = {ideal:.2f}")
+        bar = figure.colorbar(mesh, ax=panels, shrink=0.6, label=f"cosine around the mean; ideal {ideal:.2f}")
         bar.ax.axhline(ideal, color="black", linewidth=1.2)
     return figure
 

@@ -54,7 +54,12 @@ def rows_over_seeds(
 
 
 def lines_table(lines: Sequence[Line], columns: Mapping[str, str], first: str = "method") -> str:
-    """Write rows over seeds, in each column the best complete one bold and the second underlined."""
+    """Write rows over seeds, in each column the best complete one bold and the second underlined.
+
+    Where none of them has been run, that is all there is to say.
+    """
+    if not any(line.seeds for line in lines):
+        return NOT_RUN
     marks: list[Callable[[str], str]] = [lambda text: f"**{text}**", lambda text: f"<u>{text}</u>"]
     places = {column: ranks(lines, column) for column in columns}
     rows = []

@@ -10,8 +10,8 @@ from pathlib import Path
 import page
 import pytest
 from page import FOLDER, PAGE, main, make_page, records_of, what_differs
-from plan import SETTINGS, Entry, chosen_draw
-from reading import NUMBER, SETTING, by_name, tables
+from plan import SAMPLES, SETTINGS, Entry, chosen_draw
+from reading import NUMBER, SETTING, by_name, metric, shows, tables
 from records import RECORDS, read_records
 from study import tried
 
@@ -48,8 +48,8 @@ def test_what_has_not_been_run_says_so(partial):
     assert main_table["fedlgt"]["seeds"] == "1 of 3"
     assert re.match(rf"{NUMBER} \(", main_table["fedlgt"]["macro-F1"])  # one run has no deviation
     assert not any(cell.startswith(("**", "<u>")) for cell in main_table["scaffold"].values())
-    other = by_name(tables(text, "### cifar10-0.5")[0])
-    assert all(set(cells.values()) == {"not run", "0 of 3"} for cells in other.values())
+    for untouched in ("cifar10-0.5", "cifar10-0.5: draws", "cifar10-0.5: components", "cifar10-0.5: features"):
+        assert f"\n### {untouched}\n\nnot run\n" in text
     assert f"{FOLDER}/curves-{SETTING}.svg" in text
     assert "curves-cifar10-0.5" not in text
 
@@ -59,7 +59,12 @@ def test_without_any_record_there_are_no_numbers_of_ours():
     assert not made.figures
     assert "![" not in made.text
     assert not re.search(rf"{NUMBER}±|\[{NUMBER}", made.text)
-    assert made.text.count("not run") > 100
+    blocks = [block for block in re.split(r"^### ", made.text, flags=re.M) if block.startswith((*SETTINGS, *SAMPLES))]
+    assert len(blocks) == 4 + 4 + 4 + 2 + 2 + 2 + 3 + 2
+    for block in blocks:
+        assert block.split("\n\n")[1].startswith("not run"), block
+    parts = tables("\n" + made.text, "# Results")[1][1]
+    assert {done for _, done, _ in parts} == {"0"}
     assert "0 done of the 103" in made.text
 
 
@@ -71,6 +76,11 @@ def test_a_run_that_was_tried_out_stands_apart(whole, complete, invent):
     assert {row[2] for row in tables(text, "## Tried out")[0][1]} == {"`image_size-96`", *planned}
     assert {row[2] for row in tables(whole[0], "## Tried out")[0][1]} == planned
     assert tables(text, f"### {SETTING}") == tables(whole[0], f"### {SETTING}")
+    header, rows = tables(text, "## Tried out")[0]
+    cells = next(dict(zip(header, row, strict=True)) for row in rows if "96" in row[2])
+    for name, known in {"macro-AUC": 83.88, "macro-F1": 42.79, "micro-AUC": 87.23, "micro-F1": 62.81}.items():
+        value = metric(invent(entry), name)
+        shows(cells[name], [value, known, value - known])
 
 
 def test_every_record_is_listed(whole, complete):
@@ -84,7 +94,9 @@ def test_links_lead_to_figures_and_headings(whole):
     text, out = whole
     links = re.findall(r"\]\(([^)]+)\)", text)
     anchors = {re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in re.findall(r"^#+ (.+)$", text, re.M)}
-    pictures = [link for link in links if not link.startswith("#")]
+    pictures = [link for link in links if link.endswith(".svg")]
+    assert set(links) == {*pictures, "methods.md", *(link for link in links if link.startswith("#"))}
+    assert (page.OUT / "methods.md").is_file()
     assert {path.name for path in (out / FOLDER).iterdir()} == {Path(link).name for link in pictures}
     assert len(pictures) == len(SETTINGS) + 1 + 2 * 2
     assert all((out / link).stat().st_size < 300_000 for link in pictures)
