@@ -27,9 +27,7 @@ def published(dataset: str, beta: float, method: str, metric: str) -> float | No
 
 @cache
 def _table(path: Path) -> dict[tuple[str, float, str, str], float]:
-    """Read the columns dataset, beta, method, metric, value; empty where there is no such file."""
-    if not path.is_file():
-        return {}
+    """Read the columns dataset, beta, method, metric, value."""
     with path.open(encoding="utf-8", newline="") as file:
         return {
             (row["dataset"], float(row["beta"]), row["method"], row["metric"]): float(row["value"])
