@@ -217,16 +217,10 @@ def cosine_maps(setting: str, kept: Mapping[str, Record]) -> Figure:
 
 
 def _write_cells(axes: Axes, cosines: Sequence[Sequence[float]]) -> None:
+    size = min(7.0, 60 / len(cosines))  # so that a number fits its cell
     for row, values in enumerate(cosines):
         for column, value in enumerate(values):
             if row != column and not np.isnan(value):
                 colour = "white" if abs(value) > 0.6 else "black"
-                axes.text(
-                    column + 0.5,
-                    row + 0.5,
-                    f"{round(value, 1) + 0.0:.1f}",
-                    ha="center",
-                    va="center",
-                    fontsize=5,
-                    color=colour,
-                )
+                place, text = (column + 0.5, row + 0.5), f"{round(value, 1) + 0.0:.1f}"
+                axes.text(*place, text, ha="center", va="center", fontsize=size, color=colour)
