@@ -65,10 +65,11 @@ COMMANDS = """\
     python studies/run.py --minutes 60   # trains what has no record yet, in the order of studies/plan.py
     python studies/page.py               # writes this page and its figures from the records
 
-The files lie in `data/`: `dermamnist.npz` (MedMNIST, 28 px), `cifar-10-batches-bin/` (CIFAR-10, the binary version),
-`coco/` and `nih-sample/` (see [Other data](#other-data)), `clip/*.npz` (CLIP's embeddings of the classes of CIFAR-10
-and COCO, for FedLGT) and `resnet18_imagenet.safetensors` (an ImageNet ResNet-18, from which all but CIFAR-10's runs
-start)."""
+The files lie in `data/`: `dermamnist.npz` (DermaMNIST, 28 px, in MedMNIST's order and splits; made anew from HAM10000's
+thumbnails, so that pixels are slightly off MedMNIST's), `cifar-10-batches-bin/` (CIFAR-10, the binary version), `coco/`
+and `nih-sample/` (see [Other data](#other-data)), `clip/*.npz` (CLIP's embeddings of "a NAME" for the classes of
+CIFAR-10 and COCO, for FedLGT) and `resnet18_imagenet.safetensors` (an ImageNet ResNet-18, from which all but CIFAR-10's
+runs start; its convolutions are rounded to half precision and its BatchNorm statistics taken anew)."""
 
 
 def what_this_is(study: Study) -> str:
