@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from comparisons import BASE
 from paired import differences, over_seeds
-from plan import ABLATED, COMPONENTS, DERMAMNIST, EXTRAS, FEDNCA, QUERIES, SEEDS
+from plan import ABLATED, COMPONENTS, DERMAMNIST, EXTRAS, FEDNCA, QUERIES
 from seed_tables import (
     NOT_RUN,
     Known,
@@ -14,6 +14,7 @@ from seed_tables import (
     lines_table,
     markdown,
     metrics_table,
+    of_seeds,
     rows_over_seeds,
 )
 from study import COMPARED, METRICS, Record, Study
@@ -106,7 +107,4 @@ def paired_rows(study: Study, setting: str, pairs: Sequence[tuple[str, str]], ca
 def seeds_verdict(study: Study, setting: str, row: str, base: str, metric: str) -> str:
     """Write the difference of two rows on the draw taken, and over how many seeds where some are missing."""
     found = over_seeds(differences(study, setting, row, base, metric), study.chosen[setting])
-    if found is None:
-        return NOT_RUN
-    missing = "" if found.count == len(SEEDS) else f" ({found.count} of {len(SEEDS)} seeds)"
-    return f"{found.text()} {found.verdict}{missing}"
+    return NOT_RUN if found is None else f"{found.text()} {found.verdict}{of_seeds(found.count)}"

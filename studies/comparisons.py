@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paired import Pairs, differences, mean_by_draw, over_draws, over_seeds, pooled
 from plan import DRAWS, FEDNCA, SAMPLES, SEEDS, SETTINGS, TABLE, spread, strongest_other
-from seed_tables import NOT_RUN, folded, known_methods, markdown, metrics_table, notes_below, number
+from seed_tables import NOT_RUN, folded, known_methods, markdown, metrics_table, notes_below, number, of_seeds
 from study import COMPARED, METRICS, Study, metric_of
 
 from fednca.report.tables import SELECTIONS, mean_and_std
@@ -100,7 +100,9 @@ def verdict(pairs: Pairs) -> str:
     found = pooled(pairs)
     if found is None:
         return NOT_RUN
-    return found.verdict if len(mean_by_draw(pairs)) > 1 else f"{found.verdict} on this draw"
+    if len(mean_by_draw(pairs)) > 1:
+        return found.verdict
+    return f"{found.verdict} on this draw{of_seeds(found.count)}"
 
 
 def paired_table(study: Study, setting: str) -> str:

@@ -37,6 +37,15 @@ def number(value: float | None, digits: int = 1) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
+def of_seeds(count: int) -> str:
+    """Say after a text how many seeds it rests on; nothing where none is missing.
+
+    >>> of_seeds(2), of_seeds(3)
+    (' (2 of 3 seeds)', '')
+    """
+    return "" if count == len(SEEDS) else f" ({count} of {len(SEEDS)} seeds)"
+
+
 def rows_over_seeds(
     study: Study, setting: str, rows: Mapping[str, str], columns: Iterable[str], measure: Measure, known: Known
 ) -> list[Line]:

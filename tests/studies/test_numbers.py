@@ -95,6 +95,10 @@ def test_a_verdict_on_one_draw_says_so(complete):
     for row in rows:
         assert all(cell.endswith("on this draw") for cell in row[2:5])
         assert row[5:] == ["1", "3"]
+    two = {path: r for path, r in one.items() if r["seed"] < 2}
+    rows = tables("\n" + against_fedavg(Study(short | two)), "## FedNCA-ML against FedAvg")[0][1]
+    for row in rows:
+        assert all(cell.endswith("on this draw (2 of 3 seeds)") for cell in row[2:5])
 
 
 def test_spread_over_draws_stands_beside_spread_over_seeds(whole, complete):
