@@ -85,10 +85,10 @@ def lines_table(lines: Sequence[Line], columns: Mapping[str, str], first: str = 
 def metrics_table(
     study: Study, setting: str, rows: Mapping[str, str], known: Known, select: str = "val", first: str = "method"
 ) -> str:
-    """Write the metrics of rows over seeds, with notes where a row needs one."""
-    measure = partial(metric_of, select=select)
-    table = lines_table(rows_over_seeds(study, setting, rows, METRICS, measure, known), METRICS, first)
-    return table + notes_below(study, [setting], rows.values())
+    """Write the metrics of rows over seeds, as far as there are any, with notes where a row needs one."""
+    lines = rows_over_seeds(study, setting, rows, METRICS, partial(metric_of, select=select), known)
+    columns = {metric: name for metric, name in METRICS.items() if any(line.entries[metric] for line in lines)}
+    return lines_table(lines, columns, first) + notes_below(study, [setting], rows.values())
 
 
 def notes_below(study: Study, settings: Iterable[str], rows: Iterable[str]) -> str:
