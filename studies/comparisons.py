@@ -59,9 +59,9 @@ def against_fedavg(study: Study) -> str:
 Paired differences in points, same draw and same seed, with 95 % intervals (Student's t). Draws are the unit:
 differences are averaged over the seeds of a draw, and the interval is the one over draws. Where one draw alone has been
 run, the interval is over its seeds and says nothing about other draws. The verdict is `better` or `worse` where the
-interval leaves out zero and `equal` (not told apart) where it contains it; orderings on this page rest on nothing else,
-and one in twenty such intervals misses the truth by chance. The strongest other method is the one with the best mean
-validation macro-F1 on the draw taken."""
+interval leaves out zero, `equal` (not told apart) where it contains it, and `undecided` where there are fewer than
+three draws or seeds; orderings on this page rest on nothing else, and one in twenty such intervals misses the truth by
+chance. The strongest other method is the one with the best mean validation macro-F1 on the draw taken."""
     rows = [row for setting in SETTINGS for row in verdicts(study, setting, compared_rows(study, setting))]
     header = ["setting", "difference", *(METRICS[metric] for metric in COMPARED), "draws", "pairs"]
     summary = markdown(header, rows, texts=2)

@@ -9,6 +9,7 @@ from scipy.stats import t  # type: ignore[import-untyped]
 from study import Study, metric_of
 
 CONFIDENCE = 0.95
+FEWEST = 3  # differences that a verdict rests on: two may agree by chance
 Pairs = Mapping[tuple[int, int], float]  # points by draw and seed
 
 
@@ -24,8 +25,8 @@ class Interval:
     @property
     def verdict(self) -> str:
         """Better or worse where the interval leaves out zero."""
-        if self.low is None or self.high is None:
-            return "one pair, undecided"
+        if self.low is None or self.high is None or self.count < FEWEST:
+            return "undecided"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "equal"
 
     def text(self) -> str:

@@ -29,12 +29,13 @@ def test_the_interval_is_scipys(values):
         ([-4.0, -5.0, -6.0], "worse"),
         ([-1.0, 1.0, 2.0], "equal"),
         ([0.5, 5.0, 6.0], "equal"),  # a mean far above zero, and an interval that contains it
-        ([9.0], "one pair, undecided"),
+        ([9.0], "undecided"),
+        ([8.9999, 9.0001], "undecided"),
     ],
 )
-def test_a_verdict_needs_an_interval_without_zero(values, verdict):
+def test_a_verdict_needs_three_values_and_an_interval_without_zero(values, verdict):
     assert t_interval(values).verdict == verdict
-    if len(values) > 1:
+    if len(values) > 2:
         significant = stats.ttest_1samp(values, 0).pvalue < 0.05
         assert significant == (verdict in {"better", "worse"})
 
