@@ -12,7 +12,7 @@ from rich.markup import escape
 from fednca.bench import Bench
 from fednca.methods import create_method
 from fednca.progress import SHOWN
-from fednca.report.published import is_the_papers, published
+from fednca.report.published import reported
 from fednca.report.tables import CALIBRATED, mean_and_std
 
 AT_THRESHOLDS = "_calibrated"
@@ -74,13 +74,12 @@ def compare(bench: Bench, select: str = "val") -> list[Line]:
     for row, runs in zip(bench.rows, bench.runs().values(), strict=True):
         results = [run.results[select] for run in runs.values()]
         config = bench.cell(row, 0).config
-        method, comparable = create_method(config), is_the_papers(config)
+        method, known = create_method(config), reported(config)
         entries = {}
         for metric in COLUMNS:
             found = mean_and_std(value_of(result, metric) for result in results)
-            known = published(bench.config.data.name, bench.config.partition.beta, config.method.name, metric)
             entries[metric] = found and Entry(
-                100 * found[0], None if found[1] is None else 100 * found[1], known if comparable else None
+                100 * found[0], None if found[1] is None else 100 * found[1], known.get(metric)
             )
         seeds, federated = sorted(runs), not method.centralized
         lines.append(Line(row.text, seeds, len(bench.seeds), entries, federated, method.learner.note))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fednca.config import Config
 from fednca.data.federation import Federation
 from fednca.engine.loop import Record
 from fednca.errors import FedncaError
@@ -17,7 +16,7 @@ from fednca.progress import SHOWN
 from fednca.report.figures import MOST_STACKED, group_tail, readable
 from fednca.report.groups import Group, differing, setting
 from fednca.report.partition import partition_report, train_counts
-from fednca.report.published import is_the_papers, published
+from fednca.report.published import reported
 from fednca.report.tables import CALIBRATED, SELECTIONS, mean_and_std
 from fednca.rows import show
 from fednca.runs import Run
@@ -97,16 +96,8 @@ def group_facts(group: Group) -> Facts:
             for name in ("nc1", "nc2", "nc3")
         },
         "results": results_facts([run.results for run in group.runs]),
-        "published": published_facts(config),
+        "published": reported(config),
     }
-
-
-def published_facts(config: Config) -> dict[str, float]:
-    """Return what the paper reports of this method in this setting, in percent."""
-    if not is_the_papers(config):
-        return {}
-    found = {name: published(config.data.name, config.partition.beta, config.method.name, name) for name in METRICS}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def method_facts(name: str) -> Facts:

@@ -4,14 +4,32 @@ import csv
 from functools import cache
 from pathlib import Path
 
-from fednca.config import Config
+from fednca.config import Config, load_config, preset_names
 from fednca.methods import create_method
 
 PUBLISHED = Path(__file__).parent / "published.csv"
 STILL_THE_PAPERS = {"variant", "text"}  # options under which a method stays the one that the paper reports
 
 
-def is_the_papers(config: Config) -> bool:
+def reported(config: Config) -> dict[str, float]:
+    """Return by metric what the paper reports of a run, in percent; nothing where the run is none of the paper's."""
+    key = (config.data.name, config.partition.beta, config.method.name)
+    if not (is_the_papers_setting(config) and is_the_papers_method(config)):
+        return {}
+    return {metric: value for (*others, metric), value in _table(PUBLISHED).items() if tuple(others) == key}
+
+
+def is_the_papers_setting(config: Config) -> bool:
+    """Tell whether clients, gamma and rounds are those of the preset with a run's dataset and beta."""
+
+    def told(config: Config) -> tuple[object, ...]:
+        return config.partition.kind, config.partition.clients, config.partition.gamma, config.train.rounds
+
+    preset = f"{config.data.name}-{config.partition.beta:g}"
+    return preset in preset_names() and told(config) == told(load_config(preset))
+
+
+def is_the_papers_method(config: Config) -> bool:
     """Tell whether a run's method is the one that the paper reports: on its own learner and loss, with its defaults."""
     method = config.method
     kept = {name: value for name, value in method.options.items() if name in STILL_THE_PAPERS}

@@ -7,10 +7,10 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from helpers import tiny
 from rich.text import Text
 
 from fednca.bench import Bench
+from fednca.config import load_config
 from fednca.report.comparison import COLUMNS, FORMATS, Line, compare, to_csv, to_latex, to_markdown, to_text
 from fednca.report.published import published
 from fednca.rows import parse_rows
@@ -26,7 +26,7 @@ def value(row, seed):
 @pytest.fixture
 def bench(tmp_path):
     """Hand-made results of a bench: all seeds but for spherefed, which has not begun."""
-    config = tiny(data__name="dermamnist", partition__beta=0.1)
+    config = load_config("dermamnist-0.1")
     found = Bench(tmp_path, "dermamnist-0.1", {}, config, parse_rows(ROWS), SEEDS)
     for cell in found.cells():
         if cell.row.text == "spherefed":

@@ -6,8 +6,7 @@ from helpers import tiny
 
 from fednca.data.federation import Federation
 from fednca.errors import FedncaError
-from fednca.report import facts as module
-from fednca.report.facts import load_federations, page_facts, published_facts
+from fednca.report.facts import load_federations, page_facts
 from fednca.report.groups import group_runs
 from fednca.runs import Run
 
@@ -117,29 +116,6 @@ def test_data_that_is_gone_is_said_so(runs, monkeypatch):
     (setting,) = describe([Run(runs[0].folder)])["settings"]
     assert setting["missing"] == "the data are elsewhere"
     assert setting["classes"][:2] == ["zero", "one"]
-
-
-def test_published_numbers_belong_to_a_method_on_its_own_learner(monkeypatch):
-    monkeypatch.setattr(
-        module, "published", lambda *key: 61.3 if key == ("digits", 1.0, "scaffold", "macro_f1") else None
-    )
-    assert published_facts(tiny(method__name="scaffold")) == {"macro_f1": 61.3}
-    assert published_facts(tiny(method__name="scaffold", method__learner="fednca-ml")) == {}
-    assert published_facts(tiny(method__name="scaffold", method__criterion="asl")) == {}
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "kept"),
-    [
-        ("fedprox", {"mu": 0.01}, True),  # the default, as a run writes it out
-        ("fedprox", {"mu": 10.0}, False),
-        ("fednca-ml", {"variant": "released", "lambda1": 1.0, "position": False}, True),
-        ("fednca-ml", {"lambda1": 0.5}, False),
-    ],
-)
-def test_published_numbers_do_not_stand_beside_other_options(method, options, kept):
-    config = tiny(data__name="dermamnist", partition__beta=0.1, method__name=method, method__options=options)
-    assert bool(published_facts(config)) == kept
 
 
 def test_settings_that_differ_are_listed_but_for_those_of_the_methods(tmp_path):

@@ -2,9 +2,7 @@ import pytest
 from helpers import tiny
 
 from fednca.errors import FedncaError
-from fednca.report import published as module
 from fednca.report.groups import find_runs, group_runs, setting
-from fednca.report.published import published
 from fednca.runs import Run
 
 
@@ -62,15 +60,3 @@ def test_a_group_is_shown_by_its_first_finished_run(tmp_path):
     assert group.run is first
     (second.folder / "results.json").write_text("{}")
     assert group.run is second
-
-
-def test_published_numbers_are_found_by_all_four_keys(tmp_path, monkeypatch):
-    path = tmp_path / "published.csv"
-    path.write_text(
-        "dataset,beta,method,metric,value,std\nvoc,0.05,fedavg,macro_f1,41.50,0.1\nvoc,0.05,fedavg,micro_f1,2,\n"
-    )
-    monkeypatch.setattr(module, "PUBLISHED", path)
-    assert published("voc", 0.05, "fedavg", "macro_f1") == 41.5
-    assert published("voc", 0.05, "fedavg", "micro_f1") == 2
-    for other in (("coco", 0.05, "fedavg", "macro_f1"), ("voc", 0.01, "fedavg", "macro_f1")):
-        assert published(*other) is None
