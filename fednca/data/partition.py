@@ -279,7 +279,7 @@ def _draw_proportions(classes: NDArray[np.bool_], beta: float, rng: np.random.Ge
 
 def _label_sets(labels: NDArray[np.int8]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
     """Find the distinct sets of present labels, (S, C), and which of them each image has, (N,)."""
-    packed = np.packbits(labels == 1, axis=1)
+    packed = np.ascontiguousarray(np.packbits(labels == 1, axis=1))  # a data frame's labels lie column by column
     # One opaque value per row sorts ten times faster than np.unique(axis=0), which compares column by column.
     rows, which = np.unique(packed.view(f"V{packed.shape[1]}").reshape(-1), return_inverse=True)
     sets = np.unpackbits(rows.view(np.uint8).reshape(-1, packed.shape[1]), axis=1, count=labels.shape[1])

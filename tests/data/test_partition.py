@@ -152,6 +152,14 @@ def test_another_seed_deals_otherwise():
     assert not np.array_equal(one.proportions, other.proportions)
 
 
+def test_labels_that_lie_column_by_column_are_dealt_alike():
+    labels = random_labels(2, 400, 14)
+    options = {"clients": 3, "beta": 0.5, "gamma": 0.7, "seed": 0}
+    by_row, by_column = (dirichlet_presence(order(labels), **options) for order in (np.array, np.asfortranarray))
+    for one, other in zip(by_row.clients, by_column.clients, strict=True):
+        assert np.array_equal(one, other)
+
+
 def test_single_labels_follow_their_dirichlet_shares():
     """scipy's chi-square test, one per class, pooled."""
     labels = np.eye(5, dtype=np.int8)[np.arange(20_000) % 5]
