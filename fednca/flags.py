@@ -84,12 +84,28 @@ def section_class(section: str) -> "type[Options]":
 
 def placeholder(field: FieldInfo) -> str:
     """Return what stands for a flag's value in its help: the choices, or the type."""
+    kinds = {int: "N", float: "X", str: "TEXT", bool: "true|false"}
+    return "|".join(choices(field)) or kinds.get(value_type(field), "X,Y")
+
+
+def describe_option(field: FieldInfo) -> str:
+    """Return what an option does, with its choices where it has some."""
+    words = " or ".join(f"`{word}`" for word in choices(field))
+    text = field.description or ""
+    return f"{text.removesuffix('.')} ({words})." if words else text
+
+
+def choices(field: FieldInfo) -> list[str]:
+    """Return the words that a field may be, where it may be some only."""
+    return [word for word in get_args(value_type(field)) if isinstance(word, str)]
+
+
+def value_type(field: FieldInfo) -> Any:  # noqa: ANN401
+    """Return the type of a field that is set, whether it may be left out or not."""
     kind: Any = field.annotation
     if type(None) in get_args(kind):
         (kind,) = set(get_args(kind)) - {type(None)}
-    if (choices := get_args(kind)) and isinstance(choices[0], str):
-        return "|".join(choices)
-    return {int: "N", float: "X", str: "TEXT", bool: "true|false"}.get(kind, "X,Y")
+    return kind
 
 
 def with_dashes(word: str) -> str:

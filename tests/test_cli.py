@@ -246,6 +246,7 @@ def test_listings(capsys, tmp_path, monkeypatch):
     for words, expected in (
         (["methods"], "fednca-ml"),
         (["methods", "fednca-ml"], "--method.lambda1"),
+        (["methods", "fedavg"], "`mlp`"),
         (["datasets"], "digits"),
         (["datasets", "digits"], "--data.train-singles"),
         (["partition", "demo"], "nine"),

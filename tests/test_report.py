@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import tiny
 
-from fednca.methods import create_method, method_names
+from fednca.methods import create_method, method_class, method_names
 from fednca.methods.base import Server
 from fednca.report.methods import page, upload
 from fednca.setup import build_job, build_model, federate
@@ -13,6 +13,15 @@ from fednca.setup import build_job, build_model, federate
 def test_the_page_of_methods_is_up_to_date():
     path = Path(__file__).parent.parent / "docs/methods.md"
     assert path.read_text() == page(), "run: python -m fednca.report.methods > docs/methods.md"
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_the_page_of_methods_names_all_choices_of_an_option(name):
+    section = page().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    rows = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
+    for option, schema in method_class(name).Hyper.model_json_schema().get("properties", {}).items():
+        for choice in schema.get("enum", []):
+            assert f"`{choice}`" in rows[option].rpartition(" | ")[2]
 
 
 def test_the_upload_of_fedavg_is_resnet18_with_a_linear_head():

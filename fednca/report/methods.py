@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fednca.flags import describe_option
 from fednca.methods import method_class, method_names
 from fednca.methods.base import About, Method, Task
 from fednca.models import Classifier, build_backbone
@@ -83,7 +84,7 @@ def page(classes: int = 20) -> str:
             lines += ["| option | default | what it does |", "|---|---|---|"]
         for name, field in options.items():
             default = "" if field.default is None else f"`{field.default}`"
-            lines.append(f"| `{name}` | {default} | {field.description} |")
+            lines.append(f"| `{name}` | {default} | {describe_option(field)} |")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednca.data.partition import summary
+from fednca.flags import describe_option
 from fednca.progress import SHOWN
 from fednca.report.partition import client_names
 
@@ -122,7 +123,7 @@ def options_table(title: str, flag: str, options: "type[Options]") -> Table:
         table.add_column(column, no_wrap=column == "option")
     for name, field in options.model_fields.items():
         default = "" if field.default is None else str(field.default)
-        table.add_row(f"--{flag}.{name.replace('_', '-')}", default, field.description or "")
+        table.add_row(f"--{flag}.{name.replace('_', '-')}", default, describe_option(field))
     return table
 
 
