@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from fednca.setup import build_job, build_model, federate
 def test_the_page_of_methods_is_up_to_date():
     path = Path(__file__).parent.parent / "docs/methods.md"
     assert path.read_text() == page(), "run: python -m fednca.report.methods > docs/methods.md"
+
+
+def test_every_row_of_the_page_has_as_many_cells_as_its_head():
+    cells = [len(re.split(r"(?<!\\)\|", line)) for line in page().splitlines() if line.startswith("|")]
+    assert set(cells) == {len(["", "option", "default", "what", ""]), 7 + 2}
 
 
 @pytest.mark.parametrize("name", method_names())

@@ -84,7 +84,8 @@ def page(classes: int = 20) -> str:
             lines += ["| option | default | what it does |", "|---|---|---|"]
         for name, field in options.items():
             default = "" if field.default is None else f"`{field.default}`"
-            lines.append(f"| `{name}` | {default} | {describe_option(field)} |")
+            what = describe_option(field).replace("|", "\\|")  # the end of a cell
+            lines.append(f"| `{name}` | {default} | {what} |")
     return "\n".join(lines).rstrip() + "\n"
 
 
