@@ -56,9 +56,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def not_empty(text: str) -> str:
-    """Refuse the empty path."""
+    """Refuse the empty text."""
     if not text:
-        raise argparse.ArgumentTypeError("give a path that is not empty")
+        raise argparse.ArgumentTypeError("give one that is not empty")
     return text
 
 

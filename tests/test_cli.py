@@ -74,7 +74,7 @@ def told(capsys):
         ("run demo --backbone resnet18 --image-size 32 --batch-size 1", "cannot train on batches of 1 at 32 px"),
         ("run demo --backbone convnext_atto --image-size 8", "backbone 'convnext_atto' cannot"),
         ("run demo --method fedavg-asl --learner fednca-ml", "differs from fedavg only in what a client learns"),
-        ("run demo --out=", "argument --out: give a path that is not empty"),
+        ("run demo --out=", "argument --out: give one that is not empty"),
         (f"run demo --out {'x' * 300}", "File name too long"),
         ("--nope", "flag '--nope' is not known"),
         ("--nope run demo", "flag '--nope' is not known"),

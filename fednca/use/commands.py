@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednca.errors import FedncaError
+from fednca.flags import not_empty
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,8 +55,12 @@ def add_evaluate_flags(evaluate: ArgumentParser) -> None:
     """Add what `evaluate` reads and how it judges."""
     evaluate.add_argument("--data", metavar="DIR", required=True, help="folder with labels.csv and the images")
     evaluate.add_argument("--table", metavar="FILE", help="the table, below the folder (default: labels.csv)")
-    evaluate.add_argument("--label-column", metavar="NAME", help="column that names the classes of an image, | between")
-    evaluate.add_argument("--group-column", metavar="NAME", help="column of what is resampled together, as the patient")
+    columns = evaluate.add_argument_group(
+        "columns of the table", "Left out: those of the training table, where present."
+    )
+    columns.add_argument("--label-column", metavar="NAME", help="column that names the classes of an image")
+    columns.add_argument("--separator", metavar="TEXT", type=not_empty, help="what stands between the names, else |")
+    columns.add_argument("--group-column", metavar="NAME", help="column of what is resampled together, as the patient")
     evaluate.add_argument("--split", choices=["train", "val", "test"], help="only these rows (default: all)")
     evaluate.add_argument("--by", metavar="COLUMN", help="tell metrics apart by the values of this column, too")
     evaluate.add_argument("--ignore-extra", action="store_true", help="leave out classes that the model does not know")
@@ -118,12 +123,13 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
     if not 0 < arguments.confidence < 1:
         raise FedncaError(f"--confidence {arguments.confidence:g} is not between 0 and 1")
     from fednca.use.bootstrap import Resampling
-    from fednca.use.evaluate import Reading, evaluate, read_labelled
+    from fednca.use.evaluate import Reading, evaluate, read_labelled, trained_by
     from fednca.use.tables import classes_table, means_table
 
     model = open_model(arguments)
-    names = ("table", "label_column", "group_column", "split", "by", "ignore_extra")
-    data = read_labelled(Path(arguments.data), model.classes, Reading(**{n: getattr(arguments, n) for n in names}))
+    names = ("table", "label_column", "separator", "group_column", "split", "by", "ignore_extra")
+    reading = Reading(**{name: getattr(arguments, name) for name in names})
+    data = read_labelled(Path(arguments.data), model.classes, reading, trained_by(model.run))
     warn_of_training_data(model, arguments)
     out = None if arguments.out is None else prepare_file(arguments.out)
     how = Resampling(arguments.resamples, arguments.confidence, arguments.seed)

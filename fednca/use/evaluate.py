@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.config import validate
 from fednca.data.images import ImageError
 from fednca.data.sources import folder
 from fednca.errors import FedncaError
+from fednca.runs import Run
 from fednca.use.bootstrap import Resampling, Scored, intervals
 from fednca.use.model import TrainedModel
 from fednca.use.reading import read_batches
 
 MOST_GROUPS = 50  # of a column that metrics are told apart by
 MOST_NAMED = 5  # classes in a sentence
+COLUMNS = ("image_column", "label_column", "split_column", "group_column", "site_column")
+TOLD = ("label_column", "separator", "group_column")  # options of the table that a user may give
 MEANS = ("macro_auc", "micro_auc", "macro_f1", "micro_f1", "mean_ap")
 
 
@@ -40,22 +44,27 @@ class Reading:
 
     table: str | None = None
     label_column: str | None = None
+    separator: str | None = None
     group_column: str | None = None
     split: str | None = None
     by: str | None = None
     ignore_extra: bool = False
 
 
-def read_labelled(root: Path, classes: tuple[str, ...], how: Reading) -> Labelled:
-    """Read a folder of images with its table; classes that it lacks are unknown."""
-    options = folder.Options(
-        table=how.table, label_column=how.label_column, group_column=how.group_column, classes=list(classes)
-    )
-    table = folder.read_table(folder.find_table(options, root))
-    image = folder.find_column(table, "image_column", None, folder.IMAGE) or table.header[0]
-    split = folder.find_column(table, "split_column", None, ("split",))
-    group = folder.find_column(table, "group_column", how.group_column, folder.GROUP)
-    site = folder.find_column(table, "site_column", None, folder.SITE)
+def read_labelled(
+    root: Path, classes: tuple[str, ...], how: Reading, trained: folder.Options | None = None
+) -> Labelled:
+    """Read a folder of images with its table, as the training table was read where the new one is like it.
+
+    Classes that it lacks are unknown.
+    """
+    table = folder.read_table(folder.find_table(folder.Options(table=how.table), root))
+    told = {name: value for name in TOLD if (value := getattr(how, name)) is not None}
+    options = folder.Options(**alike(table, root, trained or folder.Options()) | told, classes=list(classes))
+    image = folder.find_column(table, "image_column", options.image_column, folder.IMAGE) or table.header[0]
+    split = folder.find_column(table, "split_column", None, (options.split_column.lower(),))
+    group = folder.find_column(table, "group_column", options.group_column, folder.GROUP)
+    site = folder.find_column(table, "site_column", options.site_column, folder.SITE)
     by = folder.find_column(table, "--by", how.by, ())
     if not how.ignore_extra:
         refuse_extra(table, options, classes, {image, split, group, site, by})
@@ -72,6 +81,20 @@ def read_labelled(root: Path, classes: tuple[str, ...], how: Reading) -> Labelle
         None if groups is None else groups[rows],
         None if values is None else values[rows],
     )
+
+
+def trained_by(run: Run) -> folder.Options:
+    """Return how the table of a run was read, or how any table is where it had none."""
+    data = run.config.data
+    return validate(folder.Options, data.options if data.name == "folder" else {}, "data.options")
+
+
+def alike(table: folder.Table, root: Path, trained: folder.Options) -> dict[str, str]:
+    """Return what the training table was read by, as far as the new one has it."""
+    found = {name: column for name in COLUMNS if (column := getattr(trained, name)) in table.header}
+    if trained.image_folder is not None and (root / trained.image_folder).is_dir():
+        found["image_folder"] = trained.image_folder
+    return found | {"separator": trained.separator}
 
 
 def refuse_extra(

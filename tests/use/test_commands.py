@@ -115,6 +115,20 @@ def test_judging_a_model_by_what_it_was_trained_on_is_told(run, table, capsys, t
     assert capsys.readouterr().err == ""
 
 
+def test_evaluate_reads_a_table_as_training_did(run, table, capsys, tmp_path):
+    shutil.copytree(run.folder, tmp_path / "run")
+    options = {"label_column": "found", "separator": ";"}
+    config = run.config.replace({"data.name": "folder", "data.options": options})
+    (tmp_path / "run/config.toml").write_text(config.to_toml())
+    (table / "labels.csv").write_text("image,found\n0.png,one; two\n2.png,two\n")
+    words = ["evaluate", str(tmp_path / "run"), "--data", str(table), "--resamples", "2", "--json"]
+    assert main(words) == 0
+    classes = json.loads(capsys.readouterr().out)["classes"]
+    assert (classes["one"]["positives"], classes["two"]["positives"]) == (1, 2)
+    assert main([*words, "--separator", "|"]) == 2
+    assert "has one; two, and the model has no such class" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("kind", "name"), [("onnx", "model.onnx"), ("torchscript", "model.pt")])
 def test_export_writes_model_and_card_into_the_run(run, capsys, tmp_path, kind, name):
     folder = tmp_path / "run"

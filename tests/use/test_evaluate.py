@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 from sklearn import metrics
 
+from fednca.data.sources.folder import Options
 from fednca.errors import FedncaError
 from fednca.use.bootstrap import Resampling
 from fednca.use.evaluate import Reading, evaluate, read_labelled
@@ -78,6 +79,24 @@ def test_classes_in_one_column(data, model):
     by_name = dict(zip(model.classes, found.labels.T.tolist(), strict=True))
     assert (by_name["one"], by_name["seven"], by_name["three"]) == ([1, 0, 0], [0, 0, 1], [-1, -1, -1])
     assert found.groups is None
+
+
+def test_a_table_like_that_of_training_is_read_as_it_was(data, model, tmp_path):
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "scans/0.png").touch()
+    trained = Options(
+        image_column="scan", label_column="found", separator=";", split_column="fold", group_column="case",
+        site_column="clinic", image_folder="scans",
+    )  # fmt: skip
+    (tmp_path / "labels.csv").write_text("id,scan,found,fold,case,clinic\n9,0.png,one; two,test,c,n\n")
+    found = read_labelled(tmp_path, model.classes, Reading(split="test"), trained)
+    assert found.paths == (tmp_path / "scans/0.png",)
+    assert {model.classes[c] for c in np.flatnonzero(found.labels[0] == 1)} == {"one", "two"}
+    assert found.groups is not None
+    unlike, usual = (read_labelled(data, model.classes, Reading(by="sex"), how) for how in (trained, None))
+    assert np.array_equal(unlike.labels, usual.labels)
+    assert unlike.paths == usual.paths
 
 
 @pytest.mark.parametrize(
