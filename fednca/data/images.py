@@ -24,15 +24,14 @@ TINY = 1e-9  # the narrowest range of values that is divided by
 class ImageError(FedncaError):
     """An image that cannot be read: where it is, and what is wrong with it."""
 
-    def __init__(self, path: Path, problem: str, row: int | None = None) -> None:
-        """Name the file, what is wrong with it in words that follow its name, and its row where it has one."""
-        super().__init__(path, problem, row)  # as given, so that it survives the way back from another process
-        self.path, self.problem, self.row = path, problem, row
+    def __init__(self, path: Path, problem: str) -> None:
+        """Name the file, and what is wrong with it in words that follow its name."""
+        super().__init__(path, problem)  # as given, so that it survives the way back from another process
+        self.path, self.problem = path, problem
 
     def __str__(self) -> str:
         """Return the one sentence."""
-        row = "" if self.row is None else f" (row {self.row})"
-        return f"image '{self.path}'{row} {self.problem}; replace the file or leave it out"
+        return f"image '{self.path}' {self.problem}; replace the file or leave it out"
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:

@@ -260,8 +260,8 @@ def _build(
     with processes(workers) as run:
         for start, chunk, bad in zip(starts, chunks, run(partial(_decode, layout), starts, chunks), strict=True):
             if bad and on_corrupt == "fail":
-                row, path, problem = bad[0]  # chunks come back in their order, so there is none before it
-                raise ImageError(Path(path), problem, row)
+                _, path, problem = bad[0]  # chunks come back in their order, so there is none before it
+                raise ImageError(Path(path), problem)
             left_out += bad
             if progress is not None:
                 progress(start + len(chunk), len(sources))
