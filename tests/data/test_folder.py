@@ -89,6 +89,11 @@ def test_excels_mark_quotes_blank_lines_and_other_scripts_are_read(tmp_path):
     assert by_name(dataset) == {"日本, 1.png": [1], "b.png": [0]}
 
 
+def test_labels_are_read_as_pandas_writes_them_where_some_are_unknown(tmp_path):
+    dataset = load(Options(), write(tmp_path, "image,cat,dog\na.png,1.0,\nb.png,,0.0\n"))
+    assert by_name(dataset) == {"a.png": [1, -1], "b.png": [-1, 0]}
+
+
 def test_without_an_images_folder_paths_start_at_the_root(tmp_path):
     dataset = load(Options(), write(tmp_path, "image,cat\nin/a.png,1\nin/b.png,0\n", folder="in"))
     assert {path.parent for path in dataset.train.images.paths} == {tmp_path / "in"}
@@ -133,6 +138,9 @@ WIDE = "image,cat\n"
     ("text", "options", "sentence"),
     [
         ("", {}, "has no rows below its header"),
+        ("image;cat\na.png;1,5\n", {}, "has one column, 'image;cat'; put commas between columns"),
+        ("image\tcat\na.png\t1\n", {}, "put commas between columns"),
+        (WIDE + "a.png,x\n", {}, "or choose the class columns by the option `classes`"),
         (WIDE, {}, "has no rows below its header"),
         (WIDE + "a.png,1\na.png,0\n", {}, "row 3 names 'a.png', as row 2 does"),
         (WIDE + "a.png,1\n./a.png,0\n", {}, "row 3 names './a.png', as row 2 does"),

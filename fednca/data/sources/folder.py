@@ -120,6 +120,8 @@ def read_table(path: Path) -> Table:
     rows = [(n, tuple(cell.strip() for cell in row)) for n, row in enumerate(records[1:], 2) if row]
     if not rows:
         raise FedncaError(f"table '{path}' has no rows below its header; give one row per image")
+    if len(header) == 1 and {";", "\t"} & set(header[0]):
+        raise FedncaError(f"table '{path}' has one column, '{header[0]}'; put commas between columns, nothing else")
     for name in header:
         if name and header.count(name) > 1:
             raise FedncaError(f"table '{path}' has two columns '{name}'; rename one")
@@ -211,13 +213,13 @@ def read_labels(table: Table, options: Options, taken: set[str | None]) -> tuple
 
 
 def _zero_one(table: Table, name: str) -> NDArray[np.int8]:
-    values = {"0": 0, "1": 1, "": -1}
+    values = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "": -1}  # pandas writes floats where a label is unknown
     cells = table.column(name)
     for number, cell in zip(table.numbers, cells, strict=True):
         if cell not in values:
             raise FedncaError(
                 f"table '{table.path}' row {number} has '{cell}' in column '{name}'; "
-                "write 0, 1 or nothing, or choose the class columns with data.options.classes"
+                "write 0, 1 or nothing, or choose the class columns by the option `classes`"
             )
     return np.array([values[cell] for cell in cells], np.int8)
 
