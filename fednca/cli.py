@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednca.config import load_config
+from fednca.config import load_config, source_name
 from fednca.errors import FedncaError, unknown_name
 from fednca.files import resuming
 from fednca.flags import Parser, add_config_flags, add_preset, collect_overrides, not_empty, whole, with_dashes
@@ -190,7 +190,7 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
     from fednca.report.bench_view import view_for
     from fednca.rows import parse_seeds
 
-    folder = Path(arguments.out or Path("runs") / "bench" / Path(arguments.preset).stem)
+    folder = Path(arguments.out or Path("runs") / "bench" / source_name(arguments.preset))
     bench = plan_bench(arguments.preset, overrides, arguments.methods, parse_seeds(arguments.seeds), folder)
     cells = bench.cells()
     outcome = train_bench(bench, view_for(console, cells), arguments.at_once)

@@ -273,6 +273,15 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
+def source_name(source: str | Path) -> str:
+    """Return how a preset, or the settings of a TOML file, are called.
+
+    >>> source_name("dermamnist-0.1"), source_name("my/settings-0.1.toml")
+    ('dermamnist-0.1', 'settings-0.1')
+    """
+    return Path(source).name.removesuffix(".toml")
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; what is wrong with it becomes one sentence."""
     try:

@@ -255,6 +255,19 @@ def test_listings(capsys, tmp_path, monkeypatch):
         assert expected in capsys.readouterr().out
 
 
+def test_a_setting_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for preset in ("dermamnist-0.1", "dermamnist-0.5"):
+        words = ["--dataset", "digits", "--image-size", "16"]
+        assert main(["partition", preset, *words]) == 0
+        place = tmp_path / "runs/bench" / preset
+        place.mkdir(parents=True)
+        (place / "mine.txt").touch()
+        assert main(["bench", preset, "--methods", "fedavg", *words]) == 2
+        assert capsys.readouterr().err.startswith(f"fednca: 'runs/bench/{preset}' holds other things than a bench")
+    assert {path.name for path in (tmp_path / "runs/partitions").iterdir()} == {"dermamnist-0.1", "dermamnist-0.5"}
+
+
 def test_help_shows_what_a_flag_takes(capsys):
     with pytest.raises(SystemExit):
         main(["run", "--help"])

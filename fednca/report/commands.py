@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednca.config import load_config
+from fednca.config import load_config, source_name
 from fednca.flags import add_config_flags, add_preset, not_empty, whole
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def show_partition(arguments: Namespace, overrides: dict[str, Any], console: "Co
     with watching(console) as view:
         federation = federate(config, view.on_prepare)
     console.print(partition_table(federation))
-    folder = Path(arguments.out or Path("runs") / "partitions" / Path(arguments.preset).stem)
+    folder = Path(arguments.out or Path("runs") / "partitions" / source_name(arguments.preset))
     report = write_report(federation, folder, config.partition.model_dump())
     for fact in ("label_distance", "cooccurrence_distance", "missing_classes"):
         value = "not defined" if report[fact] is None else f"{report[fact]:.3f}"
