@@ -33,7 +33,7 @@ def partition_table(federation: "Federation") -> Table:
     also = f", {unreadable} images of all splits unreadable" if unreadable else ""
     title = f"{federation.dataset.name}: training images by class and client ({left_out} left out{also})"
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("client", no_wrap=True)
+    table.add_column("client", overflow="fold")  # names give way before numbers, which are narrower
     for name in client_names(federation):
         table.add_column(escape(name), justify="right")
     table.add_column("all", justify="right", style="bold")

@@ -1,12 +1,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from io import StringIO
 from itertools import combinations
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from rich.text import Text
 from scipy.spatial.distance import jensenshannon
 
@@ -128,6 +131,16 @@ def test_clients_are_named_after_their_sites():
     table = partition_table(make_federation(sites=("north", "[south]"), kind="natural"))
     assert [Text.from_markup(column.header).plain for column in table.columns] == ["client", "north", "[south]", "all"]
     assert client_names(make_federation()) == ["0", "1", "2", "3"]
+
+
+def test_long_names_of_classes_leave_the_counts_whole():
+    federation = make_federation(clients=10)
+    names = tuple(f"class_{c} of the lesions of the upper skin" for c in range(6))
+    console = Console(width=70, file=StringIO())
+    console.print(partition_table(replace(federation, dataset=replace(federation.dataset, classes=names))))
+    (shown,) = [line for line in console.file.getvalue().splitlines() if line.startswith(" images")]
+    sizes = [len(rows) for rows in federation.train.partition.clients]
+    assert shown.split()[1:] == [str(size) for size in [*sizes, sum(sizes)]]
 
 
 def test_names_are_cut_and_may_hold_dollars(tmp_path):
