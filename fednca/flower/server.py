@@ -33,6 +33,7 @@ from fednca.setup import build_model, cpu_threads
 
 LOG = logging.getLogger("flwr.fednca")
 TAKE_OVER = 60.0  # seconds to wait for the end of a server that has lost its SuperLink
+TELL = 20.0  # seconds after which it is told who is waited for
 LOOK = 0.5  # seconds between two looks whether it has
 
 
@@ -174,7 +175,11 @@ def make_roster(grid: Grid, settings: ServerConfig, config: Config, run: str) ->
 
 def gather(roster: Roster, settings: ServerConfig) -> None:
     """Wait until all sites are there, or as long as configured, and refuse to start with too few."""
-    roster.wait_for(roster.sites, len(roster.sites), settings.wait)
+    at_first = min(TELL, settings.wait)
+    roster.wait_for(roster.sites, len(roster.sites), at_first)
+    if late := roster.absent(roster.sites):
+        LOG.info("waiting up to %g s more for %s", settings.wait - at_first, ", ".join(late))
+        roster.wait_for(roster.sites, len(roster.sites), settings.wait - at_first)
     absent = roster.absent(roster.sites)
     for name, reason in absent.items():
         LOG.warning("site '%s' is missing at the start: %s", name, reason)

@@ -156,6 +156,17 @@ def test_a_run_does_not_start_with_too_few_sites(tmp_path):
     assert not (tmp_path / "run/last.safetensors").exists()
 
 
+def test_the_log_says_which_sites_a_start_waits_for(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(fednca.flower.server, "TELL", 0.1)
+    monkeypatch.setattr(fednca.flower.server.LOG.parent, "propagate", True)
+    with caplog.at_level("INFO", logger="flwr.fednca"):
+        serve(simulated(2), settings_for(tiny(train__rounds=1), tmp_path, wait=0.4))
+    told = [record.getMessage() for record in caplog.records]
+    assert told.index("waiting up to 0.3 s more for client-0002") < told.index(
+        "site 'client-0002' is missing at the start: it is not connected"
+    )
+
+
 def test_a_site_that_joins_late_takes_part_from_then_on(tmp_path):
     config = tiny(method__name="scaffold", train__rounds=3)
     grid = simulated(2)
