@@ -101,11 +101,11 @@ def refuse_extra(
     table: folder.Table, options: folder.Options, classes: tuple[str, ...], taken: set[str | None]
 ) -> None:
     """Refuse labels that the model knows nothing of."""
-    if options.label_column is None:
+    label = folder.find_column(table, "label_column", options.label_column, ())
+    if label is None:
         named = {name for name in table.header if name and name not in taken}
     else:
-        cells = table.column(options.label_column)
-        named = {name.strip() for cell in cells for name in cell.split(options.separator)} - {""}
+        named = {name.strip() for cell in table.column(label) for name in cell.split(options.separator)} - {""}
     if extra := sorted(named - set(classes)):
         more = ", …" if len(extra) > MOST_NAMED else ""
         raise FedncaError(

@@ -105,6 +105,7 @@ def test_a_table_like_that_of_training_is_read_as_it_was(data, model, tmp_path):
         ("image,one,ten,age\n0.png,1,0,9\n", {}, "has age, ten, and the model has no such class; rename"),
         ("image,found\n0.png,one|ten\n", {"label_column": "found"}, "has ten, and the model has no such class"),
         ("image,one\n0.png,1\n", {"by": "sex"}, "--by 'sex' is not in table"),
+        ("image,one\n0.png,1\n", {"label_column": "found"}, "label_column 'found' is not in table"),
         ("image,one\n0.png,1\n", {"split": "test"}, "has no column 'split' to find test in; leave --split out"),
         ("image,one\n0.png,2\n", {}, "row 2 has '2' in column 'one'"),
         ("image,ten\n0.png,2\n", {"ignore_extra": True}, "has no class among its columns"),
