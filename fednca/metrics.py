@@ -43,6 +43,8 @@ def multilabel_metrics(probabilities: Tensor, labels: Tensor, thresholds: float 
     thresholds: one for all classes or (C,); p > threshold counts as positive.
     """
     probabilities = probabilities.detach()
+    if not len(labels):  # as one image of which nothing is known: there is nothing to rank
+        probabilities, labels = (torch.full((1, labels.shape[1]), value, device=labels.device) for value in (0.0, -1))
     if not ((probabilities >= 0) & (probabilities <= 1)).all():
         raise FedncaError("probabilities outside [0, 1] or not finite cannot be scored; apply a sigmoid to logits")
     known, positive = labels >= 0, labels == 1

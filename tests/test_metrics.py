@@ -106,6 +106,10 @@ def test_undefined_classes_are_left_out_and_shown():
     assert metrics.class_ap[1] == 1.0
 
 
+def test_without_any_image_only_nan_remains():
+    assert_matches_sklearn(torch.empty(0, 3), torch.empty(0, 3, dtype=torch.int8))
+
+
 def test_without_any_positive_only_nan_remains():
     metrics = multilabel_metrics(torch.rand(4, 2), torch.zeros(4, 2))
     assert all(value is None or value == [None, None] for value in metrics.as_dict().values())
