@@ -30,3 +30,7 @@ def __getattr__(name: str) -> object:  # torch is imported when it is first need
     if name not in _HOMES:
         raise AttributeError(f"module 'fednca' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:  # so that a notebook completes the names
+    return sorted({*globals(), *__all__})

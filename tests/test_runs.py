@@ -46,6 +46,12 @@ def assert_same_run(found: Run, expected: Run):
     assert found.results == expected.results
 
 
+def test_the_package_lists_what_it_offers():
+    code = "import fednca; print(*dir(fednca))"  # in a process where nothing has been looked up yet
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"Run", "load_config", "resume", "train"} <= set(listed)
+
+
 def test_a_mistake_that_shows_before_the_first_round_leaves_the_place_free(tmp_path):
     with pytest.raises(FedncaError, match="CUDA graphs need a CUDA device"):
         train(CONFIG.replace({"engine": "graphs", "device": "cpu"}), tmp_path / "run")
