@@ -9,10 +9,19 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednca.config import load_config, source_name
+from fednca.config import Config, leaves, load_config, source_name
 from fednca.errors import FedncaError, unknown_name
 from fednca.files import resuming
-from fednca.flags import Parser, add_config_flags, add_preset, collect_overrides, not_empty, whole, with_dashes
+from fednca.flags import (
+    Parser,
+    add_config_flags,
+    add_fields,
+    add_preset,
+    collect_overrides,
+    not_empty,
+    whole,
+    with_dashes,
+)
 from fednca.flower import commands as flower_commands
 from fednca.loggers import LOGGERS, create_logger
 from fednca.report import commands as report_commands
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from fednca.runs import Run
 
 DEMO_METHODS = ("fedavg", "fednca-ml")
+PREPARED = ("data.root", "data.image_size", "data.on_corrupt", "data.cache")  # fields that decide what is decoded
 Overrides = dict[str, Any]
 
 
@@ -103,9 +113,10 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
     add_bench_flags(bench)
     data = add("data", prepare_data, "Fetch a dataset and decode its images, or say what is missing.")
     data.add_argument("action", metavar="prepare", choices=["prepare"], help="the only action so far")
-    data.add_argument("name", metavar="NAME", help="a dataset, as listed by `fednca datasets`")
-    data.add_argument("--root", metavar="DIR", help="folder of the dataset's files (default: data/NAME)")
-    data.add_argument("--image-size", metavar="N", type=int, default=224, help="decode to this side (default: 224)")
+    data.add_argument("data.name", metavar="NAME", help="a dataset, as listed by `fednca datasets`")
+    data.set_defaults(preset="demo")  # of which nothing is used
+    data.epilog = "The dataset's own options are set as --data.NAME; `fednca datasets NAME` lists them."
+    add_fields(data, [(path, field) for path, field in leaves() if path in PREPARED])
     again = add("resume", run_resume, "Go on with an interrupted run.")
     again.add_argument("folder", metavar="DIR", help="folder of the run")
     for sub in (run, again):
@@ -206,14 +217,12 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
 
 def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Fetch what may be fetched, then decode and check the images of every split."""
-    from fednca.config import build_config
     from fednca.data.sources import get_source
     from fednca.progress import watching
     from fednca.setup import data_root, load_dataset
 
-    data = {"name": arguments.name, "root": arguments.root, "image_size": arguments.image_size}
-    config = build_config({"data": data})
-    source, root = get_source(arguments.name), data_root(config)
+    config = Config().replace(overrides)
+    source, root = get_source(config.data.name), data_root(config)
     with watching(console) as view:
         if source.missing(root):
             source.prepare(root, view.on_prepare)

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from pydantic.fields import FieldInfo
@@ -30,15 +30,20 @@ def add_preset(parser: argparse.ArgumentParser) -> None:
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every field: `--train.rounds`, and `--rounds` where no earlier field has that name."""
+    """Add a flag for every field, and say how the options of method, learner and dataset are set."""
     parser.usage = f"{parser.prog} {'' if parser.get_default('preset') else 'PRESET '}[--FLAG VALUE ...]"
     parser.epilog = (
         "The method's, the learner's and the dataset's own options are set as --method.NAME, --learner.NAME and "
         "--data.NAME; `fednca methods NAME` and `fednca datasets NAME` list them."
     )
+    add_fields(parser, sorted(leaves(), key=lambda leaf: "." in leaf[0]))
+
+
+def add_fields(parser: argparse.ArgumentParser, fields: Iterable[tuple[str, FieldInfo]]) -> None:
+    """Add a flag for each field: `--train.rounds`, and `--rounds` where no earlier field has that name."""
     groups: dict[str, Any] = {}
     taken = {"name"}
-    for path, field in sorted(leaves(), key=lambda leaf: "." in leaf[0]):
+    for path, field in fields:
         section, _, name = path.rpartition(".")
         if section not in groups:
             groups[section] = parser.add_argument_group(section or "run", section_class(section).__doc__)

@@ -2,8 +2,10 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from helpers import tiny
+from PIL import Image
 
 from fednca.cli import free_folder, main
 from fednca.runs import Run
@@ -253,6 +255,26 @@ def test_listings(capsys, tmp_path, monkeypatch):
     ):
         assert main(words) == 0
         assert expected in capsys.readouterr().out
+
+
+def test_data_is_prepared_as_a_run_would_read_it(capsys, tmp_path):
+    for number in range(9):
+        Image.fromarray(np.full((20, 20, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "8.png").write_text("garbage")
+    rows = [f"{number}.png,train,{'cat; dog' if number % 2 else ''}" for number in range(9)]
+    (tmp_path / "mine.csv").write_text(
+        "\n".join(["image,part,finding", *rows, ""]).replace("0.png,train", "0.png,test")
+    )
+    words = ["data", "prepare", "folder", "--root", str(tmp_path), "--image-size", "16", "--cache", str(tmp_path / "c")]
+    assert main(words) == 2
+    assert "labels.csv' is not there; put it there, or name another by the option `table`" in capsys.readouterr().err
+    words += ["--data.table", "mine.csv", "--data.label-column", "finding", "--data.separator", ";"]
+    words += ["--data.split-column", "part"]
+    assert main(words) == 2
+    assert "8.png' is not an image of a known kind" in capsys.readouterr().err
+    assert main([*words, "--on-corrupt", "skip"]) == 0
+    assert capsys.readouterr().out.endswith("folder is ready: 7 train, 1 test, 2 classes\n")
+    assert len(list((tmp_path / "c").iterdir())) == 2  # a store for each split
 
 
 def test_a_setting_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):

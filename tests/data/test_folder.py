@@ -189,8 +189,9 @@ def test_other_encodings_are_named(tmp_path):
 
 def test_a_folder_says_what_it_lacks(tmp_path):
     assert "labels.csv" in missing(tmp_path)[0]
-    with pytest.raises(FedncaError, match=r"nothing to download for your own images; write the table '.*labels\.csv'"):
-        prepare(tmp_path, lambda what, done, total: None)
+    prepare(tmp_path, lambda what, done, total: None)
+    with pytest.raises(FedncaError, match=r"table '.*labels\.csv' is not there; put it there, or name another"):
+        load(Options(), tmp_path)
     write(tmp_path, "image,cat\na.png,1\n")
     assert missing(tmp_path) == []
     prepare(tmp_path, lambda what, done, total: None)

@@ -81,9 +81,7 @@ def missing(root: Path) -> list[str]:
 
 
 def prepare(root: Path, progress: Progress) -> None:
-    """Do nothing where the table is there; nobody else can fetch it."""
-    if lacking := missing(root):
-        raise FedncaError(f"there is nothing to download for your own images; write {lacking[0]}")
+    """Do nothing: nobody else can fetch the table, and loading says where it should be."""
 
 
 def load(options: Options, root: Path | None) -> Dataset:
