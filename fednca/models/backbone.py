@@ -139,10 +139,11 @@ def _find_file(name: str, path: Path) -> Path:
                 f"(found: {names}); name the file itself"
             )
         return found[0]
-    if not path.is_file() or path.suffix not in _SUFFIXES:
-        raise FedncaError(
-            f"weight file '{path}' is not a {' or '.join(_SUFFIXES)} file; give one, 'imagenet' or 'none'"
-        )
+    kinds = " or ".join(_SUFFIXES)
+    if not path.is_file():
+        raise FedncaError(f"weight file '{path}' is not there; give a {kinds} file, 'imagenet' or 'none'")
+    if path.suffix not in _SUFFIXES:
+        raise FedncaError(f"weight file '{path}' is not a {kinds} file; give one, 'imagenet' or 'none'")
     return path
 
 

@@ -150,8 +150,10 @@ def test_corrupt_or_dangerous_files_are_one_sentence(weights, tmp_path, monkeypa
 
 
 def test_a_path_that_names_no_file_or_two_is_refused(tmp_path):
-    with pytest.raises(FedncaError, match=r"nowhere\.pth' is not a"):
+    with pytest.raises(FedncaError, match=r"nowhere\.pth' is not there; give a "):
         build_backbone(MODEL, pretrained=str(tmp_path / "nowhere.pth"))
+    with pytest.raises(FedncaError, match=r"test_backbone\.py' is not a .* file; give one"):
+        build_backbone(MODEL, pretrained=__file__)
     with pytest.raises(FedncaError, match=r"found: none"):
         build_backbone(MODEL, pretrained=str(tmp_path))
     for name in (f"{MODEL}_a.pth", f"{MODEL}_b.safetensors"):
