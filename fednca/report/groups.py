@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fednca.bench import settings
-from fednca.config import Config
+from fednca.config import Config, read_toml
 from fednca.rows import show
 from fednca.runs import Run
 
@@ -38,10 +38,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
         here = (path / "config.toml").is_file()
-        found = [] if here else sorted(config.parent for config in path.rglob("config.toml"))
+        found = [] if here else sorted(config.parent for config in path.rglob("config.toml") if is_of_run(config))
         for folder in found or [path]:
             folders.setdefault(folder.resolve(), folder)
     return [Run(folder) for folder in folders.values()]
+
+
+def is_of_run(config: Path) -> bool:
+    """Tell whether a config.toml is a run's; other programs call theirs so, too, as Flower does beside its runs."""
+    return read_toml(config).keys() <= Config.model_fields.keys()
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

@@ -2,6 +2,7 @@ import pytest
 from helpers import tiny
 
 from fednca.errors import FedncaError
+from fednca.flower.trial import Trial, write_server
 from fednca.report.groups import find_runs, group_runs, setting
 from fednca.runs import Run
 
@@ -20,6 +21,13 @@ def test_a_folder_of_runs_stands_for_all_of_them_once(tmp_path):
     assert [str(run.folder.relative_to(tmp_path)) for run in found] == ["b/seed-1", "a", "b/seed-0"]
     with pytest.raises(FedncaError, match="is not a run folder"):
         find_runs([tmp_path / "b" / "nothing"])
+
+
+def test_the_config_of_another_program_is_no_run(tmp_path):
+    begun(tmp_path / "run")
+    write_server(Trial(tmp_path, ["north"]), tmp_path)
+    assert (tmp_path / "flower/config.toml").is_file()
+    assert [run.folder for run in find_runs([tmp_path])] == [tmp_path / "run"]
 
 
 def test_only_seeds_and_the_way_of_execution_share_a_group(tmp_path):
