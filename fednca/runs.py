@@ -83,7 +83,11 @@ class Run:
     @cached_property
     def federation(self) -> Federation:
         """The images, dealt to the clients as in the run."""
-        return Federation.load(self.folder / "partition.npz", load_dataset(self.config))
+        path = self.folder / "partition.npz"
+        if not path.is_file():
+            way_out = "a run over Flower has none: its images are at the sites, and `flwr run` resumes it"
+            raise FedncaError(f"'{path}' is not there; {way_out}")
+        return Federation.load(path, load_dataset(self.config))
 
     @property
     def environment(self) -> dict[str, Any]:

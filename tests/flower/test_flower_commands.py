@@ -256,6 +256,13 @@ def test_what_leaves_is_what_the_sites_really_send(name, tmp_path):
     assert extra == ([copies * trained] if copies else [])
 
 
+@pytest.mark.parametrize("command", ["resume", "figures"])
+def test_commands_that_need_the_sites_images_say_so(capsys, tmp_path, command):
+    (tmp_path / "run.toml").write_text(tiny(train__rounds=1).to_toml())
+    serve(simulated(), ServerConfig(config=str(tmp_path / "run.toml"), out=str(tmp_path / "run"), wait=5.0))
+    assert "its images are at the sites, and `flwr run` resumes it" in told(capsys, command, str(tmp_path / "run"))
+
+
 def test_what_leaves_counts_bytes_as_the_checkpoint_does(capsys, tmp_path):
     config = tiny(method__name="scaffold", train__rounds=1)
     (tmp_path / "run.toml").write_text(config.to_toml())
