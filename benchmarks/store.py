@@ -34,9 +34,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="side of the stored images")
     parser.add_argument("--repeats", type=int, default=5, help="of each measurement; the best one counts")
     settings = parser.parse_args()
-    paths = tuple(
-        sorted(path for path in settings.folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
-    )
+    paths = tuple(sorted(path for path in settings.folder.glob("*") if path.suffix.lower() in SUFFIXES))
+    if not paths:
+        parser.error(f"'{settings.folder}' holds no file that ends in {', '.join(SUFFIXES)}")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         table = measure(FileImages(paths), settings.size, settings.repeats, Path(temporary))

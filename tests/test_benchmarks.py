@@ -126,3 +126,11 @@ def test_of_several_repeats_the_one_with_the_least_beyond_training_counts(bench)
     fast = [tools.Round(6.0, 4.0, False), tools.Round(9.5, 0.0, True), tools.Round(5.0, 3.0, False)]
     assert tools.best_repeat([slow, fast], judged=False) == (5.5, 2.0)
     assert tools.best_repeat([slow, fast], judged=True) == (9.0, 9.0)
+
+
+@pytest.mark.parametrize("place", ["", "nowhere"])
+def test_a_folder_without_images_is_one_sentence(bench, tmp_path, monkeypatch, capsys, place):
+    monkeypatch.setattr("sys.argv", ["store.py", str(tmp_path / place)])
+    with pytest.raises(SystemExit, match="2"):
+        bench("store").main()
+    assert capsys.readouterr().err.endswith("holds no file that ends in .jpg, .jpeg, .png\n")
