@@ -1,6 +1,7 @@
 """The one config tree: the same fields are the TOML file, the command-line flags and their documentation."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -242,7 +243,7 @@ def describe(error: ValidationError, path: str = "", value: object = None) -> st
         return f"setting '{where}' is missing"
     if problem["type"] == "value_error":
         return f"setting '{where}': {problem['ctx']['error']}"
-    message = problem["msg"].removeprefix("Input ").removeprefix("Value ").partition(", unable")[0]
+    message = re.sub(r"^[A-Z]\w* (?=should )", "", problem["msg"]).partition(", unable")[0]  # Input, Value, String, …
     return f"setting '{where}' {message}, not {got!r}"
 
 

@@ -72,6 +72,7 @@ def test_spaces_after_commas_do_not_count():
     ("values", "told"),
     [
         ({"train": {"rounds": "5"}}, "setting 'train.rounds' should be a valid integer, not '5'"),
+        ({"train": {"betas": [0.1, 0.2, 0.3]}}, "setting 'train.betas' should have at most 2 items"),
         ({"train": {"rounds": 0}}, "'train.rounds' should be greater than or equal to 1, not 0"),
         ({"train": {"rounds": 1.5}}, "'train.rounds'"),
         ({"train": {"lr": float("nan")}}, "'train.lr'"),
