@@ -201,7 +201,8 @@ def _go_on(
                     callback.on_round(record, after.best)
         write_atomic(run.folder / "results.json", json.dumps(final_results(run, job), indent=1).encode())
     except RunFailedError as error:
-        raise RunFailedError(f"{error} ({resuming(run.folder)} goes on from the last good checkpoint)") from error
+        how = f"{resuming(run.folder)} goes on from the last good checkpoint, with what its config.toml then says"
+        raise RunFailedError(f"{error} ({how})") from error
     finally:
         job.engine.close()
         for callback in started:

@@ -195,6 +195,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     with pytest.raises(RunFailedError, match=r"round 1, client 0: the loss term '(bce|neg|pos)' became (nan|inf)"):
         train(config, tmp_path / "run")
     assert Run(tmp_path / "run").state("last").round == 0
+    written_out = tmp_path / "run" / "config.toml"
+    written_out.write_text(written_out.read_text().replace("lr = 1e+30", "lr = 0.01"))
+    assert_same_run(resume(tmp_path / "run"), train(config.replace({"train.lr": 0.01}), tmp_path / "whole"))
 
 
 def test_a_server_step_that_is_not_finite_names_its_round(tmp_path):
