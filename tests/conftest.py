@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import tiny
 
 # Ctrl-C reaches the processes that tests start, also where whoever started the tests ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,6 +20,14 @@ DATA = Path(os.environ.get("FEDNCA_DATA", Path(__file__).parents[2] / "shared/da
 def _own_cache(tmp_path_factory):
     """Keep the tests out of the user's cache."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The path of a file with the settings of a run that takes a second."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(tiny(train__rounds=2).to_toml())
+    return str(path)
 
 
 @pytest.fixture

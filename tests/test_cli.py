@@ -4,18 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import tiny
 from PIL import Image
 
 from fednca.cli import free_folder, main
 from fednca.runs import Run
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(tiny(train__rounds=2).to_toml())
-    return str(path)
 
 
 @pytest.fixture
@@ -316,36 +308,3 @@ def test_ctrl_c_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):
     assert shlex.split(command) == ["fednca", "resume", str(tmp_path / "my run")]
     monkeypatch.undo()
     assert main(shlex.split(command)[1:]) == 0
-
-
-def test_bench_trains_fails_and_goes_on(config, capsys, tmp_path):
-    words = ["bench", config, "--seeds", "1", "--out", str(tmp_path / "bench")]
-    words += ["--methods", "fedavg", "fedadam:server_lr=1e38"]
-    assert main(words) == 1
-    out, err = capsys.readouterr()
-    assert "fedavg, seed 0: begins | 0 of 2 runs done" in out
-    assert "round 1/2" not in out
-    assert "run folders: " in out
-    first, second = err.splitlines()
-    assert first == "fednca: 1 of 2 runs failed, and the same command tries again:"
-    assert second.startswith("  fedadam:server_lr=1e+38, seed 0: round ")
-    assert "not finite" in err
-    assert Run(tmp_path / "bench/fedavg/seed-0").finished
-    assert main([*words[:5], str(tmp_path / "bench"), "--methods", "fedavg"]) == 0
-    out = capsys.readouterr().out
-    assert "begins" not in out
-    assert [line.split()[0] for line in out.splitlines() if "±" in line][:1] == ["fedavg"]
-
-
-def test_ctrl_c_says_that_the_same_bench_goes_on(config, capsys, tmp_path, monkeypatch):
-    def interrupt(watch, *_):
-        watch.crew.stop()
-        raise KeyboardInterrupt
-
-    words = ["bench", config, "--methods", "fedavg", "--seeds", "2", "--out", str(tmp_path / "bench")]
-    with monkeypatch.context() as patch:
-        patch.setattr("fednca.crew.Watch.on_round", interrupt)
-        assert main(words) == 130
-    assert capsys.readouterr().err == "fednca: stopped; 0 of 2 runs are done, and the same command goes on\n"
-    assert main(words) == 0
-    assert Run(tmp_path / "bench/fedavg/seed-1").finished
