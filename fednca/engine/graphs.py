@@ -1,5 +1,6 @@
 """The engine for a GPU: every client's step is a CUDA graph, and the clients of a round train side by side."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,9 +93,9 @@ class GraphEngine:
                 yield self._result(number, task)
 
     def _train_side_by_side(self, number: int, clients: Sequence[int], states: dict[int, Tensors]) -> Iterator[Result]:
-        """Give all work to the GPU, the slots' steps in turn, then take the results as they come."""
+        """Give all work to the GPU, the slots' steps in turn, and take the results as they come."""
         main = torch.cuda.current_stream(self.device)
-        done: list[tuple[Task, torch.cuda.Event]] = []
+        done: deque[tuple[Task, torch.cuda.Event]] = deque()
 
         def work_off(slot: Slot, lane: Lane, queue: list[int]) -> Iterator[None]:
             for client in queue:
@@ -113,6 +114,9 @@ class GraphEngine:
                 with torch.cuda.stream(lane.stream):
                     if next(work, END) is END:
                         del working[lane]
+            # What a method does after a client's last step goes beside the steps of clients that have more of them.
+            while done and done[0][1].query():  # type: ignore[no-untyped-call]
+                yield self._result(number, done.popleft()[0])
         for task, event in done:
             event.synchronize()
             yield self._result(number, task)
