@@ -109,14 +109,18 @@ class GraphEngine:
         steps = {client: len(sizes_of(self.shards[client], self.config.batch_size)) for client in clients}
         queues = deal(steps, len(self.slots))
         working = {lane: work_off(slot, lane, queue) for (slot, lane), queue in zip(self.slots, queues, strict=True)}
-        while working:
-            for lane, work in list(working.items()):
-                with torch.cuda.stream(lane.stream):
+        try:
+            while working:
+                for lane, work in list(working.items()):
+                    torch.cuda.set_stream(lane.stream)  # the context manager for it costs as much as a launch
                     if next(work, END) is END:
                         del working[lane]
-            # What a method does after a client's last step goes beside the steps of clients that have more of them.
-            while done and done[0][1].query():  # type: ignore[no-untyped-call]
-                yield self._result(number, done.popleft()[0])
+                torch.cuda.set_stream(main)
+                # What a method does after a client's last step goes beside the steps of clients that have more of them.
+                while done and done[0][1].query():  # type: ignore[no-untyped-call]
+                    yield self._result(number, done.popleft()[0])
+        finally:
+            torch.cuda.set_stream(main)
         for task, event in done:
             event.synchronize()
             yield self._result(number, task)
