@@ -135,7 +135,7 @@ def squares_by_kernel(layer: nn.Conv2d, x: Tensor, δ: Tensor) -> Tensor | None:
     x, δ = (each.to(torch.bfloat16, memory_format=torch.channels_last) for each in (x, δ))
     if not all(fused.usable(each, torch.bfloat16) for each in (x, δ)):
         return None
-    if not fuse.squares_compile(x.shape[1:], δ.shape[1:], shape, δ.device):
+    if not fuse.compiles("squares", x.shape[1:], δ.shape[1:], shape, δ.device):
         return None
     from fednca.engine.kernels.squares import squares
 

@@ -1,9 +1,10 @@
 """What of a model kernels of our own can do, seen in a forward pass, and the model that uses them."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -127,17 +128,13 @@ def compiled(plan: Plan, modules: dict[str, nn.Module], device: torch.device) ->
 
 
 @cache
-def squares_compile(
-    image: torch.Size, seen: torch.Size, shape: tuple[tuple[int, ...], ...], device: torch.device
-) -> bool:
-    """Tell whether a convolution's squared gradients can be had from a kernel; `seen` is the shape of its map."""
+def compiles(kernels: str, *given: Hashable) -> bool:
+    """Tell whether a file of kernels can be used for what its `warm_up` is given."""
 
-    def compile_squares() -> None:
-        from fednca.engine.kernels.squares import warm_up
+    def compile_kernels() -> None:
+        import_module(f"fednca.engine.kernels.{kernels}").warm_up(*given)
 
-        warm_up(image, seen, shape, device)
-
-    return available() and works(compile_squares)
+    return available() and works(compile_kernels)
 
 
 def works(compile_kernels: Callable[[], None]) -> bool:

@@ -71,7 +71,7 @@ def test_what_a_gpu_cannot_compile_stays_torchs(monkeypatch):
 def test_other_types_and_devices_stay_torchs(monkeypatch):
     case = CASES["one channel"]
     x, g = case.given()
-    monkeypatch.setattr(fuse, "squares_compile", lambda *_: True)
+    monkeypatch.setattr(fuse, "compiles", lambda *_: True)
     assert fisher.squares_by_kernel(case.layer(), x, g) is None
     monkeypatch.setattr(fused, "DEVICE", "cpu")
     assert fisher.squares_by_kernel(case.layer(), x.float(), g.float()) is None
