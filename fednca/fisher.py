@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fednca.engine import fuse, fused
 from fednca.errors import RunFailedError
 from fednca.models.heads import Classifier, Output
 
@@ -26,6 +27,7 @@ HELD = 1 << 26  # numbers in the per-sample gradients held at once, each gradien
 MOST = 32  # samples at once, however small the model
 
 Batches = Iterable[tuple[Tensor, Tensor]]
+Forward = Callable[[Tensor], Tensor]
 Squares = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # of a layer, by its input and output's gradient
 
 
@@ -126,8 +128,6 @@ def squares_of_convolution(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str,
 
 def squares_by_kernel(layer: nn.Conv2d, x: Tensor, δ: Tensor) -> Tensor | None:
     """Do the same without patches, (Cout, R, S, Cin), where a kernel of our own can: in bf16, on a GPU."""
-    from fednca.engine import fuse, fused
-
     if δ.device.type != fused.DEVICE or δ.dtype != torch.bfloat16:
         return None
     assert not isinstance(layer.padding, str)
@@ -192,43 +192,83 @@ def add_by_layers(
 ) -> None:
     """Add the squared gradients of a batch's samples, layer by layer while the batch is differentiated once."""
 
-    def on_backward(path: str, layer: nn.Module, x: Tensor, δ: Tensor) -> None:
-        squares = squares_of(layer)
-        assert squares is not None
-        for leaf, square in squares(layer, x, δ).items():
+    def add(path: str, squares: dict[str, Tensor]) -> None:
+        for leaf, square in squares.items():
             if f"{path}.{leaf}" in totals:
                 totals[f"{path}.{leaf}"] += square
 
     calls: list[str] = []
-    first: list[Tensor] = []  # outputs of layers with nothing trained before them
+    first: list[Tensor] = []  # what is before or behind layers with nothing trained before them
 
-    def on_forward(path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def call(path: str, layer: nn.Module, forward: Forward, x: Tensor) -> Tensor:
         calls.append(path)
+        if fused.fits_norm(layer) and kernels_take("fixed", x):
+            if not x.requires_grad:
+                first.append(x := x.detach().requires_grad_())
+            return norm_by_kernel(layer, x, partial(add, path))
+        output = forward(x)
         if not output.requires_grad:
             first.append(output.requires_grad_())
             output = output.clone()  # which may be overwritten
-        x, version = inputs[0].detach(), inputs[0]._version
+        x, version, squares = x.detach(), x._version, squares_of(layer)
+        assert squares is not None
 
         def on_gradient(δ: Tensor) -> None:
             if x._version != version:
                 raise RunFailedError(f"the Fisher diagonal needs the input of '{path}', which was overwritten")
-            on_backward(path, layer, x, δ)
+            add(path, squares(layer, x, δ))
 
         output.register_hook(on_gradient)  # type: ignore[no-untyped-call]
         return output
 
-    with ExitStack() as hooks:
+    with ExitStack() as stack, torch.enable_grad():
         for path, layer in trained_layers(local).items():
-            handle = layer.register_forward_hook(partial(on_forward, path))
-            hooks.callback(handle.remove)
-        with torch.enable_grad():
-            output = functional_call(local.model, weights, (images,))
+            stack.enter_context(instead(layer, partial(call, path, layer, layer.forward)))
+        for pool in filter(fused.fits_pool, local.model.modules()):
+            stack.enter_context(instead(pool, partial(max_pool, pool.forward)))
+        output = functional_call(local.model, weights, (images,))
     if len(calls) > len(set(calls)):  # a layer's gradient is the sum over its calls
         add_by_samples(totals, learner, local, weights, images, labels)
         return
     found = gradients_of_losses(learner, local, output, images, labels)
     reached = [(at, δ) for at, δ in zip((output.logits, output.features), found, strict=True) if at.requires_grad]
     torch.autograd.grad([at for at, _ in reached], first, [δ for _, δ in reached], allow_unused=True)
+
+
+def kernels_take(kernels: str, x: Tensor) -> bool:
+    """Whether kernels of our own can do something with a map as it lies in memory."""
+    if x.dtype not in fused.DTYPES or not fused.usable(x, x.dtype):
+        return False
+    return fuse.compiles(kernels, x.shape[1], x.dtype, x.device)
+
+
+def norm_by_kernel(layer: nn.Module, x: Tensor, tell: Callable[[dict[str, Tensor]], None]) -> Tensor:
+    """Normalise such that the gradient lies channels last as x does, and tell the squares on the way back."""
+    from fednca.engine.kernels.fixed import FixedNorm
+
+    own = (layer.weight, layer.bias, [layer.running_mean, layer.running_var], layer.eps)
+    normal: Tensor = FixedNorm.apply(x, *own, tell)
+    return normal
+
+
+def max_pool(forward: Forward, x: Tensor) -> Tensor:
+    """Pool by a kernel where one can."""
+    if not kernels_take("pooling", x):
+        return forward(x)
+    from fednca.engine.kernels.pooling import MaxPool
+
+    pooled: Tensor = MaxPool.apply(x)
+    return pooled
+
+
+@contextmanager
+def instead(module: nn.Module, forward: Forward) -> Iterator[None]:
+    """Let a module do something else in its forward pass."""
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
 
 
 def gradients_of_losses(

@@ -2,22 +2,18 @@
 
 import pytest
 import torch
+from fisher_cases import by_a_loop, local_of
 from helpers import LeastSquares, tiny
 from torch import nn
 
 import fednca.fisher
 from fednca.fisher import fisher_diagonal, layers_tell
-from fednca.methods.base import Local, Server, Task, Update
+from fednca.methods.base import Server, Task, Update
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv, FedCurvHyper
 from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
 from fednca.models import Classifier, Output, build_backbone
 from fednca.runs import train
-
-
-def local_of(model, **fields):
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return Local(0, 1, 0.1, model, start, **({"received": {}, "state": {}, "rng": torch.Generator()} | fields))
 
 
 def test_fisher_of_two_points_by_hand():
@@ -57,17 +53,6 @@ def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypat
 
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
     assert all(bool((each > 0).any()) for each in fisher.values())
-
-
-def by_a_loop(learner, model, images, labels):
-    model.eval()
-    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    expected = {name: torch.zeros_like(weight) for name, weight in trained.items()}
-    for image, label in zip(images, labels, strict=True):
-        loss = sum(learner.losses(model, image[None], label[None], None).values())
-        for name, gradient in zip(trained, torch.autograd.grad(loss, trained.values()), strict=True):
-            expected[name] += gradient**2 / len(images)
-    return expected
 
 
 @pytest.mark.parametrize(
