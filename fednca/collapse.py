@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fednca.errors import FedncaError
 from fednca.models.cosine import CosineHead, SphereHead
 from fednca.models.heads import ETFHead, LADMHead, LinearHead
 from fednca.models.tokens import DecoderHead, LabelTransformerHead
@@ -37,6 +38,8 @@ def positive_pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -
         own = features[image, label] if features.ndim == 3 else features[image]
         found.append((own.double(), label, image + seen))
         seen += len(images)
+    if not found:
+        raise FedncaError("collapse is measured on images, and there are none")
     return Pairs(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 

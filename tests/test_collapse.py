@@ -8,6 +8,7 @@ from helpers import tiny
 from torch import nn
 
 from fednca.collapse import class_means, classifier_weights, measure_collapse, positive_pairs
+from fednca.errors import FedncaError
 from fednca.methods import create_method, method_names
 from fednca.models import ETFHead, simplex_etf
 from fednca.runs import train
@@ -109,6 +110,11 @@ def test_what_is_not_defined_is_none():
     assert measure(torch.randn(3, 4), one_hot([0, 0, 0], 2)) == nothing  # one class has nothing to be apart from
     assert measure(torch.zeros(2, 4), one_hot([0, 1], 2)) == nothing  # dead features
     assert measure(torch.randn(2, 4), one_hot([0, 1], 2), torch.zeros(2, 4))["nc3"] is None
+
+
+def test_no_images_are_told():
+    with pytest.raises(FedncaError, match="there are none"):
+        measure_collapse(Fixed(), [])
 
 
 def test_pairs_tell_their_image_through_all_batches():

@@ -6,6 +6,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fednca.errors import FedncaError
 from fednca.files import explain_write
 from fednca.flower.client import announce, close, evaluate, train
 from fednca.flower.config import load_server
@@ -16,8 +17,10 @@ BUNDLE = Path(__file__).parent / "bundle"
 
 def run(grid: Grid, context: Context) -> None:
     """Serve the run that the run config's `server` describes; `resume=true` goes on with it."""
-    settings = load_server(Path(str(context.run_config["server"])))
-    serve(grid, settings, resume=bool(context.run_config["resume"]))
+    again = context.run_config["resume"]
+    if not isinstance(again, bool):
+        raise FedncaError(f"resume is true or false, without quotes; found '{again}'")
+    serve(grid, load_server(Path(str(context.run_config["server"]))), resume=again)
 
 
 def write_app(folder: Path) -> Path:

@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
+from flwr.app import Context, RecordDict
 from helpers import Stop, tiny
 from in_process import assert_same, engine_rounds, serve_until, settings_for, simulated
 
+import fednca.flower.app
 import fednca.flower.server
 from fednca.engine.checkpoint import save_checkpoint
 from fednca.errors import FedncaError, RunFailedError
@@ -87,6 +89,13 @@ def test_what_is_in_the_way_of_a_new_run_is_told(tmp_path):
     (tmp_path / "run").write_text("a file")
     with pytest.raises(FedncaError, match="holds something already"):
         serve(simulated(), settings)
+
+
+def test_a_quoted_false_does_not_resume(tmp_path):
+    asked = {"server": str(tmp_path / "server.toml"), "resume": "false"}
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=asked)
+    with pytest.raises(FedncaError, match="without quotes; found 'false'"):
+        fednca.flower.app.run(simulated(), context)
 
 
 def test_a_resumed_run_has_the_classes_it_began_with(tmp_path):
