@@ -11,7 +11,7 @@ from fednca import fisher
 from fednca.engine import fuse, fused
 from fednca.methods.base import Local, Task
 from fednca.methods.fedavg import FedAvg
-from fednca.models import Classifier
+from fednca.models import Classifier, build_backbone
 
 FROZEN = {"nothing": [], "the first convolution": ["stem.0"], "all before the last": ["stem", "block.0", "block.1"]}
 
@@ -73,6 +73,21 @@ def network(frozen):
     for path in FROZEN[frozen]:
         model.backbone.get_submodule(path).requires_grad_(False)
     return learner, model, images, (torch.rand(5, 3) < 0.4).double()
+
+
+def resnet_on_gpu():
+    """Return a learner, a ResNet-18 with running statistics unlike a batch's own, and a batch."""
+    torch.manual_seed(0)
+    learner = FedAvg()
+    model = Classifier(build_backbone("resnet18"), learner.head(Task(tuple("abcde"), 512)))
+    model = model.cuda().to(memory_format=torch.channels_last)
+    images = torch.randn(21, 3, 64, 64, device="cuda").to(memory_format=torch.channels_last)
+    labels = (torch.rand(21, 5, device="cuda") < 0.4).float()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.rand_like(weight) / 100)  # some scales start at 0 and would hide all behind them
+        model(images)  # moves the running statistics
+    return learner, model, images, labels
 
 
 def diagonal_by_kernels(frozen):

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from fisher_cases import local_of, norm_by_a_loop, norm_by_kernel
+from fisher_cases import local_of, norm_by_a_loop, norm_by_kernel, resnet_on_gpu
 from kernel_cases import EVALUATED, Map, assert_near
 
 from fednca import fisher
 from fednca.engine.kernels import fixed, inference
-from fednca.methods.base import Task
-from fednca.methods.fedavg import FedAvg
-from fednca.models import Classifier, build_backbone
 
 pytestmark = pytest.mark.gpu
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
@@ -46,16 +43,7 @@ def test_a_kernel_compiled_once_serves_batches_of_every_size(monkeypatch):
 
 
 def test_the_fisher_diagonal_of_a_network_takes_them_and_is_as_near_to_the_true_one(monkeypatch):
-    torch.manual_seed(0)
-    learner = FedAvg()
-    model = Classifier(build_backbone("resnet18"), learner.head(Task(tuple("abcde"), 512)))
-    model = model.cuda().to(memory_format=torch.channels_last)
-    images = torch.randn(21, 3, 64, 64, device="cuda").to(memory_format=torch.channels_last)
-    labels = (torch.rand(21, 5, device="cuda") < 0.4).float()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.rand_like(weight) / 100)  # some scales start at 0 and would hide all behind them
-        model(images)  # moves the running statistics
+    learner, model, images, labels = resnet_on_gpu()
 
     def diagonal(enabled=True):
         with torch.autocast("cuda", torch.bfloat16, enabled=enabled, cache_enabled=False):

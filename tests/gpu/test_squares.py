@@ -2,14 +2,12 @@
 
 import pytest
 import torch
+from fisher_cases import local_of, resnet_on_gpu
 from squares_cases import CASES, Case, expected
 from stem_cases import assert_within
 
 from fednca import fisher
 from fednca.engine.kernels import squares
-from fednca.methods.base import Local, Task
-from fednca.methods.fedavg import FedAvg
-from fednca.models import Classifier, build_backbone
 
 pytestmark = pytest.mark.gpu
 ACCUMULATION = 1e-5  # of long sums in float32, which tensor cores cut off instead of rounding
@@ -57,18 +55,8 @@ def test_a_kernel_compiled_once_serves_batches_of_every_size(name, monkeypatch):
 
 
 def test_the_fisher_diagonal_of_a_network_takes_them(monkeypatch):
-    torch.manual_seed(0)
-    learner = FedAvg()
-    model = Classifier(build_backbone("resnet18"), learner.head(Task(tuple("abcde"), 512)))
-    model = model.cuda().to(memory_format=torch.channels_last)
-    images = torch.randn(21, 3, 64, 64, device="cuda").to(memory_format=torch.channels_last)
-    labels = (torch.rand(21, 5, device="cuda") < 0.4).float()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.rand_like(weight) / 100)  # some scales start at 0 and would hide all behind them
-        model(images)  # moves the running statistics
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    local = Local(0, 1, 0.1, model, start, received={}, state={}, rng=torch.Generator())
+    learner, model, images, labels = resnet_on_gpu()
+    local = local_of(model)
     assert fisher.layers_tell(local)
 
     def diagonal():
