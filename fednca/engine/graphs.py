@@ -109,18 +109,11 @@ class GraphEngine:
         steps = {client: len(sizes_of(self.shards[client], self.config.batch_size)) for client in clients}
         queues = deal(steps, len(self.slots))
         working = {lane: work_off(slot, lane, queue) for (slot, lane), queue in zip(self.slots, queues, strict=True)}
-        try:
-            while working:
-                for lane, work in list(working.items()):
-                    torch.cuda.set_stream(lane.stream)  # the context manager for it costs as much as a launch
-                    if next(work, END) is END:
-                        del working[lane]
-                torch.cuda.set_stream(main)
-                # What a method does after a client's last step goes beside the steps of clients that have more of them.
-                while done and done[0][1].query():  # type: ignore[no-untyped-call]
-                    yield self._result(number, done.popleft()[0])
-        finally:
-            torch.cuda.set_stream(main)
+        while working:
+            take_turns(working, main)
+            # What a method does after a client's last step goes beside the steps of clients that have more of them.
+            while done and done[0][1].query():  # type: ignore[no-untyped-call]
+                yield self._result(number, done.popleft()[0])
         for task, event in done:
             event.synchronize()
             yield self._result(number, task)
@@ -207,6 +200,17 @@ class GraphEngine:
             lane.close()
         self.judging.close()
         self.slots.clear()
+
+
+def take_turns(working: dict[Lane, Iterator[None]], main: torch.cuda.Stream) -> None:
+    """Let every lane's work do its next step on the lane's stream, and forget the work that has ended."""
+    try:
+        for lane, work in list(working.items()):
+            torch.cuda.set_stream(lane.stream)  # the context manager for it costs as much as a launch
+            if next(work, END) is END:
+                del working[lane]
+    finally:
+        torch.cuda.set_stream(main)
 
 
 def sizes_of(shard: Shard, batch_size: int) -> list[int]:
