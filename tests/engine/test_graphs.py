@@ -6,6 +6,7 @@ from helpers import tiny
 from parity import assert_agree, distance_of_updates, play, start
 from torch import nn
 
+from fednca.engine.batches import Shard
 from fednca.engine.choose import choose_engine
 from fednca.engine.graphs import GraphEngine, deal
 from fednca.errors import FedncaError, UnfitEngineError
@@ -65,6 +66,35 @@ def test_every_method_agrees_with_the_eager_engine(name):
 )
 def test_every_way_to_train_agrees_with_the_eager_engine(changes):
     assert_agree(*both(train__precision="float64", **changes), atol=1e-8)
+
+
+def cut(job, *sizes):
+    """Deal all images anew, so many to each client."""
+    store, rows, labels = (
+        job.train[0].store,
+        *(torch.cat([getattr(s, n) for s in job.train]) for n in ("rows", "labels")),
+    )
+    pieces = (torch.split(each[: sum(sizes)], sizes) for each in (rows, labels))
+    job.train[:] = [Shard(store, *own) for own in zip(*pieces, strict=True)]
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_clients_of_very_different_sizes_agree_with_the_eager_engine(name):
+    job, server = start(tiny(method__name=name, partition__clients=4, train__precision="float64", train__batch_size=8))
+    cut(job, 1, 2, 9, 16)
+    expected = play(job, job.engine, server, 2)
+    found = play(job, graphs(job), server, 2)
+    assert {result.update.samples for result in found.results} == {1, 2, 9, 16}
+    assert_agree(found, expected, atol=1e-8, state_atol=1e-8 if name != "scaffold" else 1e-5)
+
+
+def test_memory_is_planned_with_the_largest_batch_of_any_client(monkeypatch):
+    job, _ = start(tiny(partition__clients=2, train__batch_size=8))
+    cut(job, 9, 16)  # whose batches have 9 images, and 8
+    planned = []
+    monkeypatch.setattr(GraphEngine, "_plan", lambda self, wanted, largest: planned.append(largest) or wanted)
+    graphs(job)
+    assert planned == [9]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fednca-ml", "fedprox", "scaffold", "fedlgt"])
