@@ -70,10 +70,8 @@ def test_every_way_to_train_agrees_with_the_eager_engine(changes):
 
 def cut(job, *sizes):
     """Deal all images anew, so many to each client."""
-    store, rows, labels = (
-        job.train[0].store,
-        *(torch.cat([getattr(s, n) for s in job.train]) for n in ("rows", "labels")),
-    )
+    store = job.train[0].store
+    rows, labels = (torch.cat([getattr(shard, name) for shard in job.train]) for name in ("rows", "labels"))
     pieces = (torch.split(each[: sum(sizes)], sizes) for each in (rows, labels))
     job.train[:] = [Shard(store, *own) for own in zip(*pieces, strict=True)]
 
