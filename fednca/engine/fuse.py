@@ -142,7 +142,7 @@ def works(compile_kernels: Callable[[], None]) -> bool:
     try:
         compile_kernels()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # not the device: another run may be capturing a graph on it
     except Exception:  # noqa: BLE001 (no triton, no C compiler, a GPU too old or too small: all of them mean the same)
         return False
     return True

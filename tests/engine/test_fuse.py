@@ -23,6 +23,8 @@ from kernel_cases import (
 )
 from torch import nn
 
+from fednca.engine.fuse import works
+
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # the interpreter cuts bits off, where a GPU rounds
 
 
@@ -122,3 +124,28 @@ def test_a_network_with_kernels_is_the_network(interpreted):
     assert_near(interpreted["net", "step"], train(model.double(), images.double()), 1e-4)
     scores = model.eval()(images[:1].double()).detach()
     assert_near({"scores": interpreted["net", "scores"]}, {"scores": scores}, 1e-4)
+
+
+class Stream:
+    """A stream whose work ends well or not."""
+
+    def __init__(self, failure=None):
+        self.failure, self.waits = failure, 0
+
+    def synchronize(self):
+        self.waits += 1
+        if self.failure:
+            raise self.failure
+
+
+def test_kernels_are_tried_out_without_waiting_for_what_others_capture(monkeypatch):
+    def refuse(device=None):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    good, bad = Stream(), Stream(RuntimeError("no kernel image is available"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    for stream, fine in ((good, True), (bad, False)):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None, stream=stream: stream)
+        assert works(lambda: None) is fine
+        assert stream.waits == 1
