@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fednca.engine import fuse, fused
 from fednca.errors import RunFailedError
 from fednca.models.heads import Classifier, Output
+from fednca.randomness import GLOBAL
 
 if TYPE_CHECKING:
     from fednca.methods.base import Local, Method, Tensors
@@ -83,13 +84,14 @@ def add_by_samples(
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """Keep attention to elementary operations, since its fused kernels cannot be mapped over samples."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with GLOBAL:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
 
 # -- layer by layer ------------------------------------------------------------------------------------------------

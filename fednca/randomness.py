@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-GLOBAL = threading.RLock()  # whoever uses torch's global generators holds this: they are one for all threads
+GLOBAL = threading.RLock()  # whoever uses torch's global generators or switches holds this: all threads share them
 if hasattr(os, "register_at_fork"):  # a process forked while another thread holds it could never have it
     os.register_at_fork(before=GLOBAL.acquire, after_in_parent=GLOBAL.release, after_in_child=GLOBAL.release)
 

@@ -1,5 +1,7 @@
 """FedCurv's Fisher against a loop over samples, its penalty against the explicit sum over clients."""
 
+import threading
+
 import pytest
 import torch
 from fisher_cases import by_a_loop, local_of
@@ -7,7 +9,7 @@ from helpers import LeastSquares, tiny
 from torch import nn
 
 import fednca.fisher
-from fednca.fisher import fisher_diagonal, layers_tell
+from fednca.fisher import fisher_diagonal, layers_tell, plain_attention
 from fednca.methods.base import Server, Task, Update
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv, FedCurvHyper
@@ -201,3 +203,26 @@ def test_with_sampled_clients_the_server_keeps_what_each_sent_last(learner, tmp_
         torch.testing.assert_close(state.clients[last][f"v/{name}"], state.clients[last][f"u/{name}"] * weight.detach())
     uploaded = sum(tensor.numel() for tensor in state.clients[last].values())
     assert uploaded == FedCurv.extra_copies * sum(p.numel() for p in run.model("last").parameters())
+
+
+def test_runs_at_once_leave_the_switches_of_attention_as_they_were():
+    def switches():
+        backends = torch.backends
+        return backends.mha.get_fastpath_enabled(), backends.cuda.flash_sdp_enabled(), backends.cuda.math_sdp_enabled()
+
+    before, entered, leave = switches(), [threading.Event() for _ in range(2)], [threading.Event() for _ in range(2)]
+
+    def work(run):
+        with plain_attention():
+            entered[run].set()
+            leave[run].wait()
+
+    threads = [threading.Thread(target=work, args=[run]) for run in range(2)]
+    for run, thread in enumerate(threads):
+        thread.start()
+        entered[run].wait(timeout=0.5)  # the second one waits for the first to leave
+    for event, thread in zip(leave, threads, strict=True):
+        event.set()
+        thread.join()
+    assert all(event.is_set() for event in entered)
+    assert switches() == before == (True, True, True)
