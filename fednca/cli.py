@@ -265,9 +265,15 @@ def free_folder(folder: Path) -> Path:
 
 @contextmanager
 def tell_how_to_resume(folder: Path) -> Iterator[None]:
-    """Let Ctrl-C say how to go on."""
+    """Let Ctrl-C and a full GPU say how to go on."""
+    from torch import OutOfMemoryError
+
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OutOfMemoryError) as error:
         begun = (folder / "config.toml").exists()
-        raise KeyboardInterrupt(f"; go on with {resuming(folder)}" if begun else "") from None
+        way_on = f"; go on with {resuming(folder)}" if begun else ""
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(way_on) from None
+        way_out = "free some of it, or use a smaller batch_size or image_size"
+        raise FedncaError(f"the GPU's memory is full; {way_out}{way_on}") from None

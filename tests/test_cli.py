@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fednca.cli import free_folder, main
@@ -307,4 +308,17 @@ def test_ctrl_c_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):
     assert (before, after) == ("fednca: stopped; go on with ", "\n")
     assert shlex.split(command) == ["fednca", "resume", str(tmp_path / "my run")]
     monkeypatch.undo()
+    assert main(shlex.split(command)[1:]) == 0
+
+
+def test_a_gpu_that_is_full_in_the_middle_of_a_run_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):
+    def fill(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nMore about it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fednca.engine.eager.EagerEngine.predict", fill)
+        assert main(["run", config, "--out", str(tmp_path / "run")]) == 2
+    before, command, after = capsys.readouterr().err.split("`")
+    assert before.startswith("fednca: the GPU's memory is full; ")
+    assert (after, before.count("\n")) == ("\n", 0)
     assert main(shlex.split(command)[1:]) == 0
