@@ -3,7 +3,7 @@
 import ctypes
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -45,8 +45,11 @@ class Lane:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # which says no more than that something had failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
 
     def close(self) -> None:
@@ -64,8 +67,13 @@ def take_stream(device: torch.device) -> torch.cuda.Stream:
         idle = _idle.setdefault(device, [])
         if idle:
             return idle.pop()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeError(f"the CUDA driver is not to be found: {error}") from None
     pointer = ctypes.c_void_p()
-    failed = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(pointer), NON_BLOCKING)
+    with torch.cuda.device(device):
+        failed = driver.cuStreamCreate(ctypes.byref(pointer), NON_BLOCKING)
     if failed:
         raise RuntimeError(f"no CUDA stream could be created (driver error {failed})")
     return torch.cuda.ExternalStream(pointer.value, device)  # type: ignore[no-untyped-call]
