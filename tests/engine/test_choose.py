@@ -2,9 +2,12 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from helpers import tiny
@@ -12,9 +15,10 @@ from parity import start
 
 import fednca.engine.choose
 import fednca.engine.processes
+from fednca.engine.choose import choose_engine
 from fednca.engine.eager import EagerEngine
 from fednca.engine.processes import ProcessEngine, forks_can_train
-from fednca.errors import FedncaError
+from fednca.errors import FedncaError, UnfitEngineError
 
 
 def engine_of(**changes):
@@ -54,6 +58,58 @@ def test_what_processes_cannot_do_is_done_in_one_or_explained(changes, hindrance
     assert isinstance(engine_of(engine="auto", **changes), EagerEngine)
     with pytest.raises(FedncaError, match=f"engine 'processes' cannot be used: {hindrance}.*leave `engine` out"):
         engine_of(engine="processes", **changes)
+
+
+def choose_on_a_gpu(job, engine="auto"):
+    """Choose as if the job's device were a GPU; nothing is put on it."""
+    config = tiny(engine=engine)
+    return choose_engine(config, job.method, job.model, job.train, [job.val, job.test], torch.device("cuda"))
+
+
+def resident(shard):
+    """Return a shard whose images lie where a GPU's would: in a tensor."""
+    pixels = torch.from_numpy(shard.store.pixels.take(np.arange(len(shard.store.pixels))))
+    return replace(shard, store=replace(shard.store, pixels=pixels))
+
+
+def failing(error):
+    def build(*_, **__):
+        raise error
+
+    return build
+
+
+def test_images_that_do_not_fit_on_a_gpu_are_trained_eagerly_and_said_so():
+    job, _ = start(tiny())  # its images stay in files
+    assert choose_on_a_gpu(job).note == "engine: eager, since the images do not fit into the GPU's memory"
+    with pytest.raises(FedncaError, match=r"'graphs' cannot be used: the images do not fit.*leave `engine` out"):
+        choose_on_a_gpu(job, "graphs")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("operation not permitted\nCompile with"), "a step cannot be captured (operation not permitted)"),
+        (UnfitEngineError("layers of the model share a weight"), "layers of the model share a weight"),
+    ],
+)
+def test_what_graphs_cannot_do_is_trained_eagerly_and_said_so_in_one_line(error, reason, monkeypatch):
+    job, server = start(tiny())
+    job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
+    monkeypatch.setattr(fednca.engine.choose, "GraphEngine", failing(error))
+    chosen = choose_on_a_gpu(job)
+    assert chosen.note == f"engine: eager, since {reason}"
+    assert [result.update.client for result in chosen.train(1, [0, 2], server, {})] == [0, 2]
+    with pytest.raises(FedncaError, match=f"engine 'graphs' cannot be used: {re.escape(reason)}; leave `engine` out"):
+        choose_on_a_gpu(job, "graphs")
+
+
+def test_a_step_too_large_for_the_gpu_is_one_sentence(monkeypatch):
+    job, _ = start(tiny())
+    job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
+    monkeypatch.setattr(fednca.engine.choose, "GraphEngine", failing(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(FedncaError, match="does not fit on the GPU; use a smaller batch_size or image_size"):
+        choose_on_a_gpu(job)
 
 
 def die(tensor):
