@@ -14,10 +14,10 @@ import os
 import platform
 from dataclasses import asdict, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
+from peers.flags import count, new_file
 from peers.launch import Measured, launch
 from peers.rows import ROWS
 from peers.work import SYNTHETIC_IMAGES, Work, largest_distance, load_work
@@ -45,17 +45,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time rounds of our engines beside other simulators.")
     parser.add_argument("--preset", default="demo", help="preset or TOML file")
     parser.add_argument("--method", choices=["fedavg", "fednca-ml"], default="fedavg", help="whose loss is trained")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3, help="of each row; the best one counts")
+    parser.add_argument("--rounds", type=count, default=10)
+    parser.add_argument("--repeats", type=count, default=3, help="of each row; the best one counts")
     parser.add_argument("--rows", help=f"with commas between; left out: all that can run ({','.join(ROWS)})")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a setting")
     parser.add_argument("--brief", action="store_true", help="no runs of a single round: without their two columns")
     parser.add_argument("--scaling", action="store_true", help="the other table: more clients, larger images")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw numbers")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the raw numbers")
     given = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 160)
     config = configure(given.preset, given.method, given.rounds, given.set)
-    names = given.rows.split(",") if given.rows else None
+    names = None if given.rows is None else given.rows.split(",")
     if given.scaling:
         numbers = scaling(config, names, given.repeats, console)
     else:
@@ -106,6 +106,8 @@ def compare(config: Config, names: list[str] | None, repeats: int, console: Cons
     rows = choose_rows(names, list(ROWS))
     first = {} if brief else first_rounds(config, rows, console)
     runs = measure(config, rows if brief else list(first), repeats, console)
+    if not runs:
+        raise FedncaError("none of these rows can be run here")
     rows = list(dict.fromkeys(row for row, _ in runs))
     best = {row: min((key for key in runs if key[0] == row), key=lambda key: fastest(runs[key])) for row in rows}
     work = load_work(config)

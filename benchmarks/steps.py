@@ -11,10 +11,10 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
+from peers.flags import count, new_file
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +23,7 @@ from fednca.engine.batches import Shard
 from fednca.engine.eager import EagerEngine
 from fednca.engine.graphs import GraphEngine
 from fednca.engine.loop import Engine
+from fednca.errors import FedncaError
 from fednca.methods import create_method
 from fednca.methods.base import Server
 from fednca.setup import build_model, build_store, pick_device
@@ -32,13 +33,13 @@ CLASSES = tuple("abcdefg")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time client steps on a GPU.")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 224], help="image sizes in pixels")
+    parser.add_argument("--sizes", type=count, nargs="+", default=[64, 224], help="image sizes in pixels")
     parser.add_argument("--method", default="fednca-ml")
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20, help="of a client in a round")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of each row; the best one counts")
+    parser.add_argument("--clients", type=count, default=10)
+    parser.add_argument("--steps", type=count, default=20, help="of a client in a round")
+    parser.add_argument("--repeats", type=count, default=5, help="rounds of each row; the best one counts")
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw numbers")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the raw numbers")
     given = parser.parse_args()
     numbers = {}
     for size in given.sizes:
@@ -151,4 +152,7 @@ def table(rows: dict[str, dict[str, float]], title: str) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedncaError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -2,11 +2,15 @@
 
 import importlib
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import tiny
+from rich.console import Console
 
 from fednca.errors import FedncaError
 from fednca.runs import train
@@ -134,3 +138,28 @@ def test_a_folder_without_images_is_one_sentence(bench, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit, match="2"):
         bench("store").main()
     assert capsys.readouterr().err.endswith("holds no file that ends in .jpg, .jpeg, .png\n")
+
+
+@pytest.mark.parametrize("script", ["rounds", "steps"])
+@pytest.mark.parametrize("flags", [["--repeats", "0"], ["--repeats", "many"], ["--json", "nowhere/numbers.json"]])
+def test_a_wrong_flag_is_refused_before_anything_is_measured(bench, monkeypatch, capsys, script, flags):
+    monkeypatch.setattr("sys.argv", [f"{script}.py", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        bench(script).main()
+    assert f"error: argument {flags[0]}: '{flags[1]}' is not a" in capsys.readouterr().err
+
+
+def test_rows_none_of_which_can_be_run_are_one_sentence(bench, monkeypatch):
+    rounds, found = bench("rounds"), bench("peers.launch").Measured(left_out="CUDA graphs need a CUDA device")
+    monkeypatch.setattr(rounds, "launch", lambda *_, **__: found)
+    for brief in (True, False):
+        with pytest.raises(FedncaError, match="none of these rows can be run here"):
+            rounds.compare(tiny(), ["graphs"], 1, Console(), brief=brief)
+
+
+def test_steps_without_a_gpu_are_one_sentence():
+    command = [sys.executable, str(BENCHMARKS / "steps.py"), "--sizes", "64"]
+    done = subprocess.run(
+        command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "error: device 'cuda' is not there: torch finds 0 CUDA devices\n")
