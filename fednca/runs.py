@@ -269,10 +269,9 @@ def resolve(config: Config, method: Method, federation: Federation) -> Config:
 
 
 def to_device(state: State, device: torch.device) -> State:
-    """Return the state with every tensor on the device."""
+    """Return the state with the server's tensors on the device; clients' wait on the host until they take part."""
     server = Server(
         {name: tensor.to(device) for name, tensor in state.server.weights.items()},
         {name: tensor.to(device) for name, tensor in state.server.state.items()},
     )
-    clients = {k: {name: tensor.to(device) for name, tensor in own.items()} for k, own in state.clients.items()}
-    return State(state.round, server, clients, state.best)
+    return State(state.round, server, state.clients, state.best)

@@ -18,10 +18,12 @@ import fednca.files
 import fednca.runfiles
 import fednca.runs
 from fednca.config import load_config
+from fednca.engine.checkpoint import State
 from fednca.engine.evaluate import predict
 from fednca.errors import FedncaError, RunFailedError
+from fednca.methods.base import Server
 from fednca.metrics import multilabel_metrics
-from fednca.runs import Run, resume, select_rounds, train
+from fednca.runs import Run, resume, select_rounds, to_device, train
 from fednca.setup import build_job
 
 CONFIG = tiny(train__rounds=4)
@@ -225,3 +227,12 @@ def test_history_is_json_without_nan(whole):
     text = (whole.folder / "history.jsonl").read_text()
     assert "NaN" not in text
     assert all(json.loads(line) for line in text.splitlines())
+
+
+def test_only_what_the_server_holds_goes_to_the_device_when_a_run_is_resumed():
+    own = {"control": torch.ones(2)}
+    state = to_device(State(3, Server({"w": torch.ones(2)}, {"m": torch.ones(2)}), {7: own}), torch.device("meta"))
+    assert state.server.weights["w"].is_meta
+    assert state.server.state["m"].is_meta
+    assert state.clients == {7: own}
+    assert not state.clients[7]["control"].is_meta  # as many as there are clients, of whom few may take part

@@ -51,6 +51,7 @@ class EagerEngine:
         self, number: int, client: int, shard: Shard, start: Tensors, received: Tensors, state: Tensors
     ) -> Result:
         """Return what a client makes of what the server sent it, with its own randomness in round `number`."""
+        device = next(self.model.parameters()).device
         with seeded(self.seed, "dropout", number, client):
             local = Local(
                 client=client,
@@ -59,7 +60,7 @@ class EagerEngine:
                 model=self.model,
                 start=start,
                 received=received,
-                state=dict(state),
+                state={name: tensor.to(device) for name, tensor in state.items()},
                 rng=torch_rng(self.seed, "losses", number, client),
             )
             order = torch_rng(self.seed, "batches", number, client)

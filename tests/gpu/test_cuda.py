@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import Stop, StopAfter, tiny
 
 from fednca.methods import method_names
 from fednca.runs import resume, train
@@ -44,3 +44,16 @@ def test_images_that_do_not_fit_come_from_the_host_and_change_nothing(tmp_path, 
     torch.testing.assert_close(moved(streamed), moved(resident), rtol=0, atol=1e-12)
     on_cpu = train(config.replace({"device": "cpu"}), tmp_path / "cpu")
     torch.testing.assert_close(moved(streamed), moved(on_cpu), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.67])
+@pytest.mark.parametrize("engine", ["eager", "graphs"])
+@pytest.mark.parametrize("name", ["scaffold", "fedcurv", "centralized"])  # whose clients have a state
+def test_a_run_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(name, engine, share, tmp_path):
+    config = tiny(method__name=name, device="cuda", engine=engine, train__participation=share, train__rounds=4)
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        train(config, tmp_path / "stopped", [StopAfter(2)])
+    resumed = resume(tmp_path / "stopped")
+    weights = (dict(run.state("last").server.weights) for run in (resumed, whole))
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-5)  # a step without the state is a hundred times that
