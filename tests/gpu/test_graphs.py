@@ -92,7 +92,7 @@ def test_a_run_repeats_itself_and_goes_on_after_an_interruption(name, tmp_path):
 
 
 def test_runs_at_once_are_the_runs_alone(tmp_path):
-    names = ["fedavg", "fednca-ml", "fedlgt"]
+    names = ["fedavg", "fednca-ml", "fedlgt", "fedcurv"]  # the last compiles kernels while others capture
     config = tiny(**UNEQUAL, train__precision="bf16", train__rounds=6, engine="graphs")
     alone = {name: train(config.replace({"method.name": name}), tmp_path / f"alone/{name}") for name in names}
 
