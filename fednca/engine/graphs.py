@@ -52,12 +52,12 @@ class GraphEngine:
         )
         self.device = self.common.device
         self.slots: list[tuple[Slot, Lane]] = []
-        batch = next(longest.batches(max(sizes_of(longest, self.config.batch_size))))
-        self.common.try_out(*batch)
+        largest = max(size for shard in self.shards for size in sizes_of(shard, self.config.batch_size))
+        self.common.try_out(*next(longest.batches(largest)))
         self.judge = Judge(self.common, self.classes, max(map(len, judged), default=0))
         self.judging = Lane(self.device)
         self.stores: dict[int, ImageStore] = {}
-        fitting = self._plan(wanted, len(batch[0]))
+        fitting = self._plan(wanted, largest)
         self.note = f"engine: CUDA graphs, {fitting} clients at once"
         if fitting < wanted:
             self.note += f" (of {wanted} in a round: the GPU's memory has no room for more)"
