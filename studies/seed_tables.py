@@ -93,7 +93,7 @@ def metrics_table(
 
 def notes_below(study: Study, settings: Iterable[str], rows: Iterable[str]) -> str:
     """Write what must be said of the rows above."""
-    return "".join(f"\n\n{row}: {note}." for row, note in sorted(study.notes(settings, rows).items()))
+    return "".join(f"\n\n{note}" for note in study.notes(settings, rows))
 
 
 def known_methods(setting: str, rows: Mapping[str, str]) -> Known:
