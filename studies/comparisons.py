@@ -18,12 +18,13 @@ def main_tables(study: Study) -> str:
     text = f"""\
 ## Main tables
 
-Test metrics in percent: mean ± sample standard deviation over {len(SEEDS)} training seeds on the draw taken, beside it
-the published value and the difference to it. The round is the one with the best validation macro-F1. F1 is taken at
-0.5; cal.: at thresholds calibrated on the clients' validation shares. Of the federated rows with all seeds the best is
-bold and the second underlined; whether they differ is said [below](#fednca-ml-against-fedavg). Training without a
-federation does not depend on the partition: the settings of a dataset show the same runs of `centralized`, whose rounds
-the validation images of the first setting chose."""
+Test metrics in percent: mean ± sample standard deviation over {len(SEEDS)} training seeds on the
+[draw taken](#which-draw), beside it the published value and the difference to it. The round is the one with the best
+validation macro-F1. F1 is taken at 0.5; cal.: at thresholds calibrated on the clients' validation shares. Of the
+federated rows with all seeds the best is bold and the second underlined; whether they differ is said
+[below](#fednca-ml-against-fedavg). Training without a federation does not depend on the partition: the settings of a
+dataset show the same runs of `centralized`, whose rounds the validation images of the first setting
+chose."""
     return "\n\n".join([text, *(main_table(study, setting) for setting in SETTINGS)])
 
 
