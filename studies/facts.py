@@ -90,7 +90,7 @@ def facts_table(study: Study) -> str:
 def counted(names: Iterable[str]) -> str:
     """List names, each once and with the number of its runs where there are several."""
     found = sorted(Counter(names).items())
-    return "; ".join(f"{name} ({times} runs)" if len(found) > 1 else name for name, times in found) or NOTHING
+    return "; ".join(f"{name} ({times} run{'s' if times > 1 else ''})" if len(found) > 1 else name for name, times in found) or NOTHING
 
 
 def progress_table(study: Study) -> str:
