@@ -90,7 +90,9 @@ def facts_table(study: Study) -> str:
 def counted(names: Iterable[str]) -> str:
     """List names, each once and with the number of its runs where there are several."""
     found = sorted(Counter(names).items())
-    return "; ".join(f"{name} ({times} run{'s' if times > 1 else ''})" if len(found) > 1 else name for name, times in found) or NOTHING
+    if len(found) == 1:
+        return found[0][0]
+    return "; ".join(f"{name} ({times} run{'s' if times > 1 else ''})" for name, times in found) or NOTHING
 
 
 def progress_table(study: Study) -> str:

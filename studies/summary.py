@@ -33,10 +33,10 @@ def in_short(study: Study) -> str:
 {done} of {eventual_runs()} runs are done ([part by part](#how-it-was-run)); of the main tables: {main}.
 
 FedNCA-ML minus FedAvg in points, same draw and same seed, with 95 % intervals: `better` or `worse` where the interval
-leaves out zero, `equal` (not told apart) where it contains it. On one draw alone nothing is known of others. F1 at 0.5
-depends on where a method's scores happen to lie, F1 at thresholds calibrated on the clients' validation shares (cal.)
-much less; how far the gain shrinks from the one to the other stands beside them. More
-[below](#fednca-ml-against-fedavg)."""
+leaves out zero, `equal` (not told apart) where it contains it, `undecided` with fewer than three draws or seeds. On one
+draw alone nothing is known of others. F1 at 0.5 depends on where a method's scores happen to lie, F1 at thresholds
+calibrated on the clients' validation shares (cal.) much less; how far the gain shrinks from the one to the other stands
+beside them. More [below](#fednca-ml-against-fedavg)."""
     header = ["setting", "method", "macro-F1 at 0.5", "published", "macro-F1 cal.", "lost by calibrating"]
     header += ["macro-AUC", "published", "rests on"]
     rows = [glance(study, setting, row) for setting in SETTINGS for row in FEDNCA]
