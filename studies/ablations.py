@@ -1,23 +1,19 @@
 """The paper's ablations and the rows that ask for a fair comparison."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from comparisons import BASE
-from paired import differences, over_seeds
 from plan import ABLATED, COMPONENTS, DERMAMNIST, EXTRAS, FEDNCA, QUERIES
 from seed_tables import (
-    NOT_RUN,
     Known,
-    folded,
     known_ablation,
     known_methods,
     lines_table,
-    markdown,
     metrics_table,
-    of_seeds,
+    paired_rows,
     rows_over_seeds,
 )
-from study import COMPARED, METRICS, Record, Study
+from study import Record, Study
 
 from fednca.data.sources.dermamnist import CLASSES
 
@@ -91,20 +87,3 @@ one of them do what FedNCA-ML does? The paper has no such rows."""
 def names(rows: Mapping[str, str]) -> dict[str, str]:
     """Return how rows are called in their ablation."""
     return {row: name for name, row in rows.items()}
-
-
-def paired_rows(study: Study, setting: str, pairs: Sequence[tuple[str, str]], called: Mapping[str, str]) -> str:
-    """Show paired differences of rows over seeds, called as their table calls them; nothing where none was run."""
-    rows = []
-    for row, base in pairs:
-        cells = [seeds_verdict(study, setting, row, base, metric) for metric in COMPARED]
-        rows.append([f"{called.get(row, row)} − {called.get(base, base)}", *cells])
-    table = markdown(["difference", *(METRICS[metric] for metric in COMPARED)], rows)
-    summary = f"{setting}: paired differences over the seeds of the draw taken (nothing about others)"
-    return folded(summary, table) if any(set(cells[1:]) != {NOT_RUN} for cells in rows) else ""
-
-
-def seeds_verdict(study: Study, setting: str, row: str, base: str, metric: str) -> str:
-    """Write the difference of two rows on the draw taken, and over how many seeds where some are missing."""
-    found = over_seeds(differences(study, setting, row, base, metric), study.chosen[setting])
-    return NOT_RUN if found is None else f"{found.text()} {found.verdict}{of_seeds(found.count)}"

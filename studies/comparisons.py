@@ -3,14 +3,24 @@
 from collections.abc import Sequence
 
 from paired import Pairs, differences, mean_by_draw, over_draws, over_seeds, pooled
-from plan import DRAWS, FEDNCA, SAMPLES, SEEDS, SETTINGS, TABLE, spread, strongest_other
-from seed_tables import NOT_RUN, folded, known_methods, markdown, metrics_table, notes_below, number, of_seeds
+from plan import DRAWS, FEDNCA, OTHERS, SAMPLES, SEEDS, SETTINGS, TABLE, spread, strongest_other
+from seed_tables import (
+    NOT_RUN,
+    folded,
+    known_methods,
+    markdown,
+    metrics_table,
+    notes_below,
+    number,
+    of_seeds,
+    paired_rows,
+)
 from study import COMPARED, METRICS, Study, metric_of
 
 from fednca.report.tables import SELECTIONS, mean_and_std
 
 BASE = "fedavg"
-OTHERS = {select: label for select, label in SELECTIONS.items() if select != "val"}
+OTHER_ROUNDS = {select: label for select, label in SELECTIONS.items() if select != "val"}
 
 
 def main_tables(study: Study) -> str:
@@ -18,12 +28,13 @@ def main_tables(study: Study) -> str:
     text = f"""\
 ## Main tables
 
-Test metrics in percent: mean ± sample standard deviation over {len(SEEDS)} training seeds on the draw taken, beside it
-the published value and the difference to it. The round is the one with the best validation macro-F1. F1 is taken at
-0.5; cal.: at thresholds calibrated on the clients' validation shares. Of the federated rows with all seeds the best is
-bold and the second underlined; whether they differ is said [below](#fednca-ml-against-fedavg). Training without a
-federation does not depend on the partition: the settings of a dataset show the same runs of `centralized`, whose rounds
-the validation images of the first setting chose."""
+Test metrics in percent: mean ± sample standard deviation over {len(SEEDS)} training seeds on the
+[draw taken](#which-draw), beside it the published value and the difference to it. The round is the one with the best
+validation macro-F1. F1 is taken at 0.5; cal.: at thresholds calibrated on the clients' validation shares. Of the
+federated rows with all seeds the best is bold and the second underlined; whether rows differ is said by the paired
+differences that fold out below each table, and [over draws](#fednca-ml-against-fedavg). Training without a federation
+does not depend on the partition: the settings of a dataset show the same runs of `centralized`, whose rounds the
+validation images of the first setting chose."""
     return "\n\n".join([text, *(main_table(study, setting) for setting in SETTINGS)])
 
 
@@ -40,15 +51,17 @@ with the best validation macro-AUC is taken, since F1 at 0.5 is near zero for ra
 
 
 def main_table(study: Study, setting: str) -> str:
-    """Show all methods on a setting, rounds chosen otherwise below."""
+    """Show all methods on a setting, below them rounds chosen otherwise and paired differences."""
     rows = {row: row for row in TABLE}
     known = known_methods(setting, rows)
     others = [
         folded(f"{setting}, round: {label}", metrics_table(study, setting, rows, known, select))
-        for select, label in OTHERS.items()
+        for select, label in OTHER_ROUNDS.items()
         if any(study.over_seeds(setting, row) for row in rows)
     ]
-    return "\n\n".join([f"### {setting}", metrics_table(study, setting, rows, known), *others])
+    pairs = [(row, BASE) for row in FEDNCA] + [pair for row in OTHERS for pair in ((row, BASE), (FEDNCA[0], row))]
+    paired = paired_rows(study, setting, pairs, {})
+    return "\n\n".join(filter(None, [f"### {setting}", metrics_table(study, setting, rows, known), *others, paired]))
 
 
 def against_fedavg(study: Study) -> str:

@@ -21,6 +21,7 @@ from plan import (
     TABLE,
     Entry,
     draws,
+    eventual_runs,
     gap,
     plan,
     spread,
@@ -50,17 +51,6 @@ TRAINED_BY = {  # what is shown of a run's settings, and where it stands in them
     "precision": ("train", "precision"),
 }
 
-INTRODUCTION = """\
-# Results
-
-The paper's tables on DermaMNIST and CIFAR-10, trained with this package, beside the published numbers. Every number is
-computed from the records in `studies/records/`: one file per run with its settings, seed, commit and hardware, all of
-them listed [at the end](#records). What has not been run stands as `not run`; nothing is estimated.
-
-A setting is a dataset with its beta: the smaller, the more unequally clients share a class. Gamma is the part of all
-classes that a client may hold, a draw one partition made by both. Of the [methods](methods.md), `fednca-ml` is
-FedNCA-ML by the paper's equations and `fednca-ml:variant=released` what its authors' code computes."""
-
 COMMANDS = """\
     python studies/run.py --minutes 60   # trains what has no record yet, in the order of studies/plan.py
     python studies/page.py               # writes this page and its figures from the records
@@ -72,24 +62,23 @@ CIFAR-10 and COCO, for FedLGT) and `resnet18_imagenet.safetensors` (an ImageNet 
 runs start; its convolutions are rounded to half precision and its BatchNorm statistics taken anew)."""
 
 
-def what_this_is(study: Study) -> str:
-    """Introduce the page: progress, hardware, versions, commands."""
-    parts = [INTRODUCTION, facts_table(study), COMMANDS, progress_table(study), settings_table(study)]
+def how_it_was_run(study: Study) -> str:
+    """Say by what and how the runs were made, and how far the plan is."""
+    parts = ["## How it was run", facts_table(study), COMMANDS, progress_table(study), settings_table(study)]
     return "\n\n".join(filter(None, parts))
 
 
 def facts_table(study: Study) -> str:
     """Say what the records were made with."""
     records = study.records.values()
-    planned = plan(study.records)
-    done = sum(entry.path in study.records for entry in planned)
+    done = sum(entry.path in study.records for entry in plan(study.records))
     hours = sum(record["seconds"] for record in records) / 3600
     versions = [
         ", ".join(f"{name} {version}" for name, version in {"Python": r["python"], **r["packages"]}.items() if version)
         for r in records
     ]
     facts = {
-        "runs": f"{done} done of the {len(planned)} that can be planned by now",
+        "runs": f"{done} of {eventual_runs()} done",
         "hardware": counted(record["gpu"] or "CPU" for record in records),
         "training": f"{hours:.1f} hours, added over {len(records)} runs; runs side by side count each",
         "versions": counted(versions),
@@ -101,7 +90,9 @@ def facts_table(study: Study) -> str:
 def counted(names: Iterable[str]) -> str:
     """List names, each once and with the number of its runs where there are several."""
     found = sorted(Counter(names).items())
-    return "; ".join(f"{name} ({times} runs)" if len(found) > 1 else name for name, times in found) or NOTHING
+    if len(found) == 1:
+        return found[0][0]
+    return "; ".join(f"{name} ({times} run{'s' if times > 1 else ''})" for name, times in found) or NOTHING
 
 
 def progress_table(study: Study) -> str:

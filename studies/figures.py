@@ -134,10 +134,11 @@ def gain_panels(found: Sequence[Gain]) -> Figure:
 
 def _scatter_gains(axes: Axes, found: Sequence[Gain], metric: str, skew: str) -> None:
     axes.axhline(0, color=QUIET, linewidth=0.8, zorder=1)
-    for gain in reversed(found):  # FedNCA-ML on top
+    for gain in found:
         if gain.skew[skew] is not None and metric in gain.points:
             look = {"marker": MARKERS[gain.setting], "color": COLOUR[gain.row], "edgecolors": "white"}
-            axes.scatter(gain.skew[skew], gain.points[metric], 38, linewidths=0.6, zorder=2, **look)  # type: ignore[arg-type]
+            size, above = (52, 2) if gain.row in FOREMOST else (22, 3)  # small on large, so that none hides another
+            axes.scatter(gain.skew[skew], gain.points[metric], size, linewidths=0.6, zorder=above, **look)  # type: ignore[arg-type]
     axes.grid()
 
 
@@ -196,18 +197,18 @@ def cosine_maps(setting: str, kept: Mapping[str, Record]) -> Figure:
     """Draw the cosines between class means of components side by side."""
     classes = readable(next(iter(kept.values()))["classes"])
     figure = Figure((10.5, 3.5 + 0.06 * max(map(len, classes))), layout="constrained")  # names stand upright below
-    panels = figure.subplots(1, len(WITH_FEATURES), sharey=True)
+    panels = figure.subplots(1, len(WITH_FEATURES))
     ideal, mesh = ideal_cosine(len(classes)), None
     for axes, name in zip(panels, WITH_FEATURES, strict=True):
         if name not in kept:
             _empty(axes, f"{setting}, {name}: not run")
             continue
         cosines = kept[name]["features"]["mean_cosines"]
-        mesh = axes.pcolormesh(np.array(cosines), cmap="RdBu_r", vmin=-1, vmax=1)
-        _write_cells(axes, cosines)
         ticks = np.arange(len(classes)) + 0.5
         axes.set_xticks(ticks, classes, rotation=90, fontsize=7)
-        axes.set_yticks(ticks, classes, fontsize=7)
+        axes.set_yticks(ticks, classes if mesh is None else [""] * len(classes), fontsize=7)  # once, at the left
+        mesh = axes.pcolormesh(np.array(cosines), cmap="RdBu_r", vmin=-1, vmax=1)
+        _write_cells(axes, cosines)
         axes.set(aspect="equal", ylim=(len(classes), 0))
         axes.set_title(f"{setting}, {name}\nmean distance to ideal {distance_to_ideal(cosines):.2f}", fontsize=9)
     if mesh is not None:

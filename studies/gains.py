@@ -50,7 +50,8 @@ def when_it_helps(study: Study, figure: str | None) -> str:
 ## When does it help?
 
 Gain on FedAvg in points of macro-F1 (same draw, same seed, averaged over as many seeds as the numbers of the figure
-say) against how unlike the clients of the draw are, at 0.5 above and at calibrated thresholds below."""
+say) against how unlike the clients of the draw are (measured [so](#which-draw)), at 0.5 above and at calibrated
+thresholds below."""
     found = list(gains(study))
     if figure is None:
         return f"{text}\n\n{NOT_RUN}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ablations import components, extras, queries
 from comparisons import against_fedavg, main_tables, other_data, several_draws
-from facts import appendix, trials, what_this_is, which_draw
+from facts import appendix, how_it_was_run, trials, which_draw
 from features import feature_section
 from figures import draw_all, save
 from gains import when_it_helps
@@ -20,6 +20,7 @@ from plan import SETTINGS, TABLE, Records
 from records import RECORDS, read_records
 from seed_tables import NOT_RUN, notes_below
 from study import Study
+from summary import in_short
 
 from fednca.errors import FedncaError
 from fednca.files import explain_write, write_atomic
@@ -68,9 +69,8 @@ def make_page(records: Records) -> Page:
     figures = draw_all(study)
     links = {name: f"![{name}]({FOLDER}/{name}.svg)" for name in figures}
     sections = [
-        what_this_is(study),
-        which_draw(study),
-        trials(study),
+        in_short(study),
+        NOTES.read_text(encoding="utf-8").strip(),
         main_tables(study),
         learning_curves(study, links),
         against_fedavg(study),
@@ -81,7 +81,9 @@ def make_page(records: Records) -> Page:
         extras(study),
         other_data(study),
         feature_section(study, links),
-        NOTES.read_text(encoding="utf-8").strip(),
+        which_draw(study),
+        trials(study),
+        how_it_was_run(study),
         appendix(study),
     ]
     return Page("\n\n".join(filter(None, sections)) + "\n", figures)

@@ -187,3 +187,12 @@ def plan(records: Records) -> list[Entry]:
     found += tables(ABLATED, QUERIES.values(), records)
     found += tables(NIH_SAMPLE, TABLE, records)
     return list(dict.fromkeys(found))
+
+
+def eventual_runs() -> int:
+    """Count the runs of the plan once all draws are taken and all strongest other methods known."""
+    asked = [(SETTINGS, TABLE), (ABLATED, COMPONENTS.values()), (DERMAMNIST, EXTRAS), (ABLATED, QUERIES.values())]
+    asked.append((tuple(SAMPLES), TABLE))
+    on_one_draw = {(trained_in(setting, row), row) for settings, rows in asked for setting in settings for row in rows}
+    on_others = len(SETTINGS) * OTHER_DRAWS * len(("fedavg", *FEDNCA, "the strongest other"))
+    return len(CALIBRATION) + len(SETTINGS) * len(DRAWS) + len(on_one_draw) * len(SEEDS) + on_others

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+from paired import differences, over_seeds
 from plan import SEEDS
-from study import METRICS, Record, Study, dataset_and_beta, metric_of
+from study import COMPARED, METRICS, Record, Study, dataset_and_beta, metric_of
 
 from fednca.methods import method_class
 from fednca.report.comparison import Entry, Line, ranks
@@ -93,7 +94,24 @@ def metrics_table(
 
 def notes_below(study: Study, settings: Iterable[str], rows: Iterable[str]) -> str:
     """Write what must be said of the rows above."""
-    return "".join(f"\n\n{row}: {note}." for row, note in sorted(study.notes(settings, rows).items()))
+    return "".join(f"\n\n{note}" for note in study.notes(settings, rows))
+
+
+def paired_rows(study: Study, setting: str, pairs: Sequence[tuple[str, str]], called: Mapping[str, str]) -> str:
+    """Show paired differences of rows over seeds, called as their table calls them; nothing where none was run."""
+    rows = []
+    for row, base in pairs:
+        cells = [seeds_verdict(study, setting, row, base, metric) for metric in COMPARED]
+        rows.append([f"{called.get(row, row)} − {called.get(base, base)}", *cells])
+    table = markdown(["difference", *(METRICS[metric] for metric in COMPARED)], rows)
+    summary = f"{setting}: paired differences over the seeds of the draw taken (nothing about others)"
+    return folded(summary, table) if any(set(cells[1:]) != {NOT_RUN} for cells in rows) else ""
+
+
+def seeds_verdict(study: Study, setting: str, row: str, base: str, metric: str) -> str:
+    """Write the difference of two rows on the draw taken, and over how many seeds where some are missing."""
+    found = over_seeds(differences(study, setting, row, base, metric), study.chosen[setting])
+    return NOT_RUN if found is None else f"{found.text()} {found.verdict}{of_seeds(found.count)}"
 
 
 def known_methods(setting: str, rows: Mapping[str, str]) -> Known:

@@ -42,11 +42,19 @@ class Study:
         """Return the records of what was tried out: those of no setting as it is."""
         return {path: record for path, record in sorted(self.records.items()) if tried(path, record)}
 
-    def notes(self, settings: Iterable[str], rows: Iterable[str]) -> dict[str, str]:
-        """Return what must be said of rows wherever they are shown, by row."""
+    def notes(self, settings: Iterable[str], rows: Iterable[str]) -> list[str]:
+        """Return what must be said of rows wherever they are shown, and of which settings where not of all."""
         shown = {(setting, row) for setting in settings for row in rows}
-        own = [record for record in self.records.values() if (record["setting"], record["row"]) in shown]
-        return {record["row"]: record["note"] for record in own if record["note"]}
+        said: dict[tuple[str, str], set[str]] = {}  # settings by row and note; an empty note says nothing
+        for record in self.records.values():
+            if (record["setting"], record["row"]) in shown:
+                said.setdefault((record["row"], record["note"]), set()).add(record["setting"])
+        differing = {row for row, _ in said if sum(own == row for own, _ in said) > 1}
+        return [
+            f"{row}{' on ' + ', '.join(sorted(where)) if row in differing else ''}: {note}."
+            for (row, note), where in sorted(said.items())
+            if note
+        ]
 
 
 def tried(path: Path, record: Record) -> str:

@@ -54,7 +54,8 @@ def show_table(arguments: Namespace, overrides: dict[str, Any], console: "Consol
     from fednca.bench import Bench
     from fednca.report.comparison import FORMATS, compare
 
-    text = FORMATS[arguments.format](compare(Bench.read(Path(arguments.folder)), arguments.select))
+    lines = compare(Bench.read(Path(arguments.folder)), arguments.select)
+    text = FORMATS[arguments.format](lines, arguments.select)
     console.print(text, end="", highlight=False, markup=arguments.format == "text", soft_wrap=True)
 
 

@@ -13,11 +13,10 @@ from fednca.bench import Bench
 from fednca.methods import create_method
 from fednca.progress import SHOWN
 from fednca.report.published import reported
-from fednca.report.tables import CALIBRATED, mean_and_std
+from fednca.report.tables import CALIBRATED, SELECTIONS, mean_and_std
 
 AT_THRESHOLDS = "_calibrated"
 COLUMNS = SHOWN | {f"{metric}{AT_THRESHOLDS}": f"{SHOWN[metric]} cal." for metric in CALIBRATED}
-LEGEND = "mean±sample standard deviation over seeds (published, difference to it); cal.: F1 at calibrated thresholds"
 LATEX = str.maketrans({"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\~{}", "^": r"\^{}"})
 LATEX |= str.maketrans({sign: rf"\{sign}" for sign in "_%&#${}"})
 Mark = Callable[[str], str]
@@ -122,19 +121,24 @@ def header() -> list[str]:
     return ["method", "seeds", *COLUMNS.values()]
 
 
-def notes(lines: Sequence[Line], before: str = "") -> str:
-    """Write what must be said of rows, a line each."""
-    return "".join(f"{before}{line.name}: {line.note}\n" for line in lines if line.note)
+def remarks(lines: Sequence[Line], select: str) -> list[str]:
+    """Say which round the numbers are of, what stands beside them, what is marked, and what must be said of rows."""
+    legend = (
+        f"round: {SELECTIONS[select]}; mean±sample standard deviation over seeds (published, difference to it); "
+        "cal.: F1 at calibrated thresholds; best bold, second underlined, of the federated rows with all seeds"
+    )
+    return [legend, *(f"{line.name}: {line.note}" for line in lines if line.note)]
 
 
-def to_markdown(lines: Sequence[Line]) -> str:
+def to_markdown(lines: Sequence[Line], select: str = "val") -> str:
     """Write a Markdown table, best bold and second underlined."""
     rows = grid(lines, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", str)
     aligned = ["---", *["---:"] * (len(header()) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header(), aligned, *rows]) + "\n" + notes(lines, "\n")
+    table = "\n".join("| " + " | ".join(row) + " |" for row in [header(), aligned, *rows])
+    return "\n\n".join([table, *remarks(lines, select)]) + "\n"
 
 
-def to_latex(lines: Sequence[Line]) -> str:
+def to_latex(lines: Sequence[Line], select: str = "val") -> str:
     """Write a LaTeX tabular, best bold and second underlined."""
 
     def clean(text: str) -> str:
@@ -144,23 +148,23 @@ def to_latex(lines: Sequence[Line]) -> str:
     body = "\n".join(" & ".join(row) + r" \\" for row in rows)
     columns = "l" + "r" * (len(header()) - 1)
     top = " & ".join(header()) + r" \\"
-    table = f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{top}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}\n"
-    return table + clean(notes(lines, "\n"))
+    table = f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{top}\n\\hline\n{body}\n\\hline\n\\end{{tabular}}"
+    return "\n\n".join([table, *map(clean, remarks(lines, select))]) + "\n"
 
 
-def to_csv(lines: Sequence[Line]) -> str:
+def to_csv(lines: Sequence[Line], select: str = "val") -> str:
     """Write one line per row and metric, with unrounded numbers."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "seeds", "metric", "mean", "std", "published", "note"])
+    writer.writerow(["method", "select", "seeds", "metric", "mean", "std", "published", "note"])
     for line in lines:
         for metric, entry in line.entries.items():
             numbers = [entry.mean, entry.std, entry.published] if entry else [None] * 3
-            writer.writerow([line.name, " ".join(map(str, line.seeds)), metric, *numbers, line.note])
+            writer.writerow([line.name, select, " ".join(map(str, line.seeds)), metric, *numbers, line.note])
     return out.getvalue()
 
 
-def to_text(lines: Sequence[Line]) -> str:
+def to_text(lines: Sequence[Line], select: str = "val") -> str:
     """Write columns for a terminal as console markup, best bold and second underlined."""
     plain = [header(), *grid(lines, str, str, str)]
     styled = grid(lines, partial(style, "bold"), partial(style, "underline"), escape)
@@ -171,7 +175,8 @@ def to_text(lines: Sequence[Line]) -> str:
         pads = [" " * (width - len(cell)) for width, cell in zip(widths, bare, strict=True)]
         cells = [shown[0] + pads[0], *(pad + cell for pad, cell in zip(pads[1:], shown[1:], strict=True))]
         out.append("  ".join(cells))
-    return "\n".join([*out, style("dim", LEGEND), escape(notes(lines))])
+    legend, *notes = remarks(lines, select)
+    return "\n".join([*out, style("dim", legend), *map(escape, notes)]) + "\n"
 
 
 def style(name: str, text: str) -> str:
@@ -179,7 +184,7 @@ def style(name: str, text: str) -> str:
     return f"[{name}]{escape(text)}[/{name}]"
 
 
-FORMATS: dict[str, Callable[[Sequence[Line]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[Line], str], str]] = {
     "text": to_text,
     "markdown": to_markdown,
     "csv": to_csv,

@@ -87,7 +87,7 @@ def test_what_must_be_said_of_a_row_stands_in_every_format(bench):
     rows = parse_rows(["fedavg", "fedlgt", "scaffold@fedlgt"])
     lines = compare(replace(bench, rows=rows))
     for form, write in FORMATS.items():
-        written = Text.from_markup(write(lines)).plain if form == "text" else write(lines)
+        written = Text.from_markup(write(lines, "val")).plain if form == "text" else write(lines, "val")
         for name in ("fedlgt", "scaffold@fedlgt"):
             said = [row for row in written.splitlines() if row.startswith(name) and "random orthonormal" in row]
             assert len(said) == (len(COLUMNS) if form == "csv" else 1), form
@@ -106,6 +106,16 @@ def test_ways_to_choose_a_round_are_kept_apart(bench):
     assert last["fedavg"].entries["macro_f1_calibrated"].mean == 50.0
     assert last["fedavg"].entries["micro_f1_calibrated"].mean == 62.5
     assert paper["fedavg"].entries["macro_f1_calibrated"] is None
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_says_how_the_round_was_chosen(bench, form):
+    names = {"val": "best validation", "paper": "best test", "last": "last round"}
+    for select, name in names.items():
+        written = FORMATS[form](compare(bench, select), select)
+        said = {row["select"] for row in csv.DictReader(io.StringIO(written))} if form == "csv" else set()
+        assert said == {select} if form == "csv" else f"round: {name}" in written
+        assert not any(f"round: {other}" in written for other in names.values() if other != name)
 
 
 def test_csv_holds_the_unrounded_numbers(bench):

@@ -82,5 +82,14 @@ def test_a_component_without_features_says_so(complete):
     assert [axes.get_title(loc="left").endswith("not run") for axes in panels[:3]] == [False, True, False]
 
 
+@pytest.mark.parametrize("missing", ["FC", "LADM + ETF"])
+def test_the_classes_are_named_at_the_leftmost_cosines(complete, missing):
+    path = Entry(SETTING, COMPONENTS[missing], chosen_draw(SETTING, complete), 0).path
+    records = {key: record for key, record in complete.items() if key != path}
+    panels = draw_all(Study(records))[f"cosines-{SETTING}"].axes[:3]
+    named = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels if axes.axison]
+    assert named == [[f"class {c}" for c in range(10)], [""] * 10]
+
+
 def test_nothing_is_drawn_without_records(tried_draws):
     assert draw_all(Study({})) == draw_all(Study(tried_draws)) == {}

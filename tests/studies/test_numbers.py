@@ -16,7 +16,7 @@ from fednca.report.published import published
 
 def test_main_tables_hold_means_deviations_and_published_values(whole, complete):
     for setting in SETTINGS:
-        found = tables(whole[0], f"### {setting}")
+        *found, _ = tables(whole[0], f"### {setting}")
         assert len(found) == 3  # val, paper, last
         for select, table in zip(("val", "paper", "last"), found, strict=True):
             assert any(name.endswith("cal.") for name in table[0]) == (select != "paper")
@@ -35,6 +35,20 @@ def check_cell(cell, name, select, setting, row, records):
     mean, std = np.mean(values), np.std(values, ddof=1)
     assert "±" in cell
     shows(cell, [mean, std] if known is None else [mean, std, known, mean - known])
+
+
+@pytest.mark.parametrize("setting", [SETTING, "nih-sample-0.1"])
+def test_every_federated_row_is_compared_over_seeds(whole, complete, setting):
+    _, rows = tables(whole[0], f"### {setting}")[-1]
+    others = [row for row in TABLE if row not in {"fedavg", "fednca-ml", "centralized"}]
+    compared = {tuple(names.split(" − ")): cells for names, *cells in rows}
+    assert {(row, "fedavg") for row in (*others, "fednca-ml")} <= set(compared)
+    assert {("fednca-ml", row) for row in others if "released" not in row} <= set(compared)
+    for pair, cells in compared.items():
+        for name, cell in zip(("macro-F1", "macro-F1 cal.", "macro-AUC"), cells, strict=True):
+            own, base = ([metric(record, name) for record in runs(complete, row, setting)] for row in pair)
+            low, high = stats.ttest_rel(own, base).confidence_interval(0.95)
+            shows(cell, [np.mean(own) - np.mean(base), low, high])
 
 
 def test_the_best_federated_row_is_bold_and_the_second_underlined(whole, complete):

@@ -39,6 +39,16 @@ def test_the_note_of_a_row_stands_wherever_the_row_does(whole, partial):
                 assert note in block, block[:80]
 
 
+def test_a_note_that_holds_of_some_settings_names_them(complete):
+    cifar = [path for path, record in complete.items() if record["setting"].startswith("cifar10")]
+    text = make_page(complete | {path: complete[path] | {"note": ""} for path in cifar}).text
+    sections = {block.split("\n", 1)[0]: block for block in re.split(r"^#{2,3} ", text, flags=re.MULTILINE)}
+    assert "\nfedlgt: text table" in sections["dermamnist-0.1"]
+    assert "text table" not in sections["cifar10-0.5"]
+    for name in ("Learning curves", "When does it help?"):
+        assert "\nfedlgt on dermamnist-0.1, dermamnist-0.5: text table" in sections[name]
+
+
 def test_what_has_not_been_run_says_so(partial):
     text = make_page(partial).text
     main_table = by_name(tables(text, f"### {SETTING}")[0])
@@ -63,9 +73,9 @@ def test_without_any_record_there_are_no_numbers_of_ours():
     assert len(blocks) == 4 + 4 + 4 + 2 + 2 + 2 + 3 + 2
     for block in blocks:
         assert block.split("\n\n")[1].startswith("not run"), block
-    parts = tables("\n" + made.text, "# Results")[1][1]
+    parts = tables(made.text, "## How it was run")[1][1]
     assert {done for _, done, _ in parts} == {"0"}
-    assert "0 done of the 103" in made.text
+    assert "\n0 of 315 runs are done" in made.text
 
 
 def test_a_run_that_was_tried_out_stands_apart(whole, complete, invent):
