@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from peers.flags import count, new_file
+from peers.flags import new_file
 from peers.launch import Measured, launch
 from peers.rows import ROWS
 from peers.work import SYNTHETIC_IMAGES, Work, largest_distance, load_work
@@ -28,6 +28,7 @@ from fednca.config import Config, leaves, load_config, parse_value
 from fednca.data.processes import cores
 from fednca.engine.choose import choose_engine
 from fednca.errors import FedncaError, unknown_name
+from fednca.flags import whole
 from fednca.methods.base import Tensors
 from fednca.metrics import multilabel_metrics
 from fednca.setup import pick_device
@@ -45,8 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time rounds of our engines beside other simulators.")
     parser.add_argument("--preset", default="demo", help="preset or TOML file")
     parser.add_argument("--method", choices=["fedavg", "fednca-ml"], default="fedavg", help="whose loss is trained")
-    parser.add_argument("--rounds", type=count, default=10)
-    parser.add_argument("--repeats", type=count, default=3, help="of each row; the best one counts")
+    parser.add_argument("--rounds", type=whole(1), default=10)
+    parser.add_argument("--repeats", type=whole(1), default=3, help="of each row; the best one counts")
     parser.add_argument("--rows", help=f"with commas between; left out: all that can run ({','.join(ROWS)})")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a setting")
     parser.add_argument("--brief", action="store_true", help="no runs of a single round: without their two columns")

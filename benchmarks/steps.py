@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from peers.flags import count, new_file
+from peers.flags import new_file
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +24,7 @@ from fednca.engine.eager import EagerEngine
 from fednca.engine.graphs import GraphEngine
 from fednca.engine.loop import Engine
 from fednca.errors import FedncaError
+from fednca.flags import whole
 from fednca.methods import create_method
 from fednca.methods.base import Server
 from fednca.setup import build_model, build_store, pick_device
@@ -33,11 +34,11 @@ CLASSES = tuple("abcdefg")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time client steps on a GPU.")
-    parser.add_argument("--sizes", type=count, nargs="+", default=[64, 224], help="image sizes in pixels")
+    parser.add_argument("--sizes", type=whole(1), nargs="+", default=[64, 224], help="image sizes in pixels")
     parser.add_argument("--method", default="fednca-ml")
-    parser.add_argument("--clients", type=count, default=10)
-    parser.add_argument("--steps", type=count, default=20, help="of a client in a round")
-    parser.add_argument("--repeats", type=count, default=5, help="rounds of each row; the best one counts")
+    parser.add_argument("--clients", type=whole(1), default=10)
+    parser.add_argument("--steps", type=whole(1), default=20, help="of a client in a round")
+    parser.add_argument("--repeats", type=whole(1), default=5, help="rounds of each row; the best one counts")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the raw numbers")
     given = parser.parse_args()
