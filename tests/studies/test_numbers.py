@@ -69,7 +69,7 @@ def test_paired_differences_are_those_of_scipy(whole, complete):
     assert len(rows) == len(SETTINGS) * 6
     for setting, names, *cells, drawn, pairs in rows:
         row, base = names.split(" − ")
-        assert (drawn, pairs) == ("3", "5")
+        assert (drawn, pairs) == ("5", "7")
         for name, cell in zip(("macro-F1", "macro-F1 cal.", "macro-AUC"), cells, strict=True):
             means = []
             for draw in DRAWS:
@@ -118,8 +118,9 @@ def test_spread_over_draws_stands_beside_spread_over_seeds(whole, complete):
     for setting in SETTINGS:
         ((header, rows),) = tables(whole[0], f"### {setting}: several draws")
         chosen = chosen_draw(setting, complete)
-        drawn = [int(name.split()[1]) for name in header[2:5]]
+        drawn = [int(name.split()[1]) for name in header[2:7]]
         assert drawn[0] == chosen
+        assert sorted(drawn) == [0, 1, 2, 3, 4]
         assert header[2] == f"draw {chosen} (taken)"
         assert {row[0] for row in rows} == {*TABLE[:3], strongest_other(setting, chosen, complete)}
         for row, name, *cells in rows:
@@ -164,7 +165,7 @@ def test_the_draw_taken_is_marked_with_its_numbers(whole, complete):
 
 def test_gains_are_means_of_paired_differences(whole, complete):
     ((header, rows),) = tables(whole[0], "## When does it help?")
-    assert len(rows) == len(SETTINGS) * (7 + 2 * 3)  # all methods on the draw taken, three of them on two more
+    assert len(rows) == len(SETTINGS) * (7 + 4 * 3)  # all methods on the draw taken, three of them on four more
     setting, row, draw, seeds, label_distance, *_, at_half, calibrated = rows[0]
     places = [(int(draw), seed) for seed in range(int(seeds))]
     pairs = [[complete[Entry(setting, r, *place).path] for r in (row, "fedavg")] for place in places]
