@@ -123,8 +123,10 @@ def header() -> list[str]:
 
 def remarks(lines: Sequence[Line], select: str) -> list[str]:
     """Say which round the numbers are of, what stands beside them, what is marked, and what must be said of rows."""
+    known = any(entry and entry.published is not None for line in lines for entry in line.entries.values())
+    beside = " (published, difference to it)" if known else ""
     legend = (
-        f"round: {SELECTIONS[select]}; mean±sample standard deviation over seeds (published, difference to it); "
+        f"round: {SELECTIONS[select]}; mean±sample standard deviation over seeds{beside}; "
         "cal.: F1 at calibrated thresholds; best bold, second underlined, of the federated rows with all seeds"
     )
     return [legend, *(f"{line.name}: {line.note}" for line in lines if line.note)]

@@ -118,6 +118,12 @@ def test_every_format_says_how_the_round_was_chosen(bench, form):
         assert not any(f"round: {other}" in written for other in names.values() if other != name)
 
 
+def test_the_legend_speaks_of_published_values_only_where_some_are_shown(bench):
+    ours = compare(replace(bench, rows=parse_rows(["fedprox:mu=0.5"])))
+    assert "published" in to_markdown(compare(bench))
+    assert "published" not in to_markdown(ours)
+
+
 def test_csv_holds_the_unrounded_numbers(bench):
     lines = compare(bench)
     rows = list(csv.DictReader(io.StringIO(to_csv(lines))))
