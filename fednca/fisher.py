@@ -204,7 +204,7 @@ def add_by_layers(
 
     def call(path: str, layer: nn.Module, forward: Forward, x: Tensor) -> Tensor:
         calls.append(path)
-        if fused.fits_norm(layer) and kernels_take("fixed", x):
+        if fused.fits_norm(layer) and kernels_take("fixed_norms", x):
             if not x.requires_grad:
                 first.append(x := x.detach().requires_grad_())
             return norm_by_kernel(layer, x, partial(add, path))
@@ -246,7 +246,7 @@ def kernels_take(kernels: str, x: Tensor) -> bool:
 
 def norm_by_kernel(layer: nn.Module, x: Tensor, tell: Callable[[dict[str, Tensor]], None]) -> Tensor:
     """Normalise such that the gradient lies channels last as x does, and tell the squares on the way back."""
-    from fednca.engine.kernels.fixed import FixedNorm
+    from fednca.engine.kernels.fixed_norms import FixedNorm
 
     own = (layer.weight, layer.bias, [layer.running_mean, layer.running_var], layer.eps)
     normal: Tensor = FixedNorm.apply(x, *own, tell)

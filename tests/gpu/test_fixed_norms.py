@@ -6,7 +6,7 @@ from fisher_cases import local_of, norm_by_a_loop, norm_by_kernel, resnet_on_gpu
 from kernel_cases import EVALUATED, Map, assert_near
 
 from fednca import fisher
-from fednca.engine.kernels import fixed, inference
+from fednca.engine.kernels import fixed_norms, inference
 
 pytestmark = pytest.mark.gpu
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
@@ -35,8 +35,8 @@ def test_output_gradient_and_squares_are_torchs_by_a_loop_over_samples_and_repea
 
 
 def test_a_kernel_compiled_once_serves_batches_of_every_size(monkeypatch):
-    fixed.warm_up(64, torch.bfloat16, torch.device("cuda", 0))
-    for kernel in (fixed._write_gradient, inference._write_normal):
+    fixed_norms.warm_up(64, torch.bfloat16, torch.device("cuda", 0))
+    for kernel in (fixed_norms._write_gradient, inference._write_normal):
         monkeypatch.setattr(kernel, "compile", None)  # whoever calls it fails
     for shape in ((1, 64, 1, 1), (2, 64, 16, 16), (3, 64, 7, 5)):
         norm_by_kernel(Map(shape, torch.bfloat16), "cuda")

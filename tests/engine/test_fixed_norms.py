@@ -41,9 +41,9 @@ def test_what_a_gpu_cannot_compile_stays_torchs(monkeypatch):
     monkeypatch.setattr(fused, "DEVICE", "cpu")  # for which triton compiles nothing
     monkeypatch.setattr(fuse, "available", lambda: True)
     x = NORMS["one program"].tensors()[0].float()
-    assert not fisher.kernels_take("fixed", x)
+    assert not fisher.kernels_take("fixed_norms", x)
     assert not fisher.kernels_take("pooling", x)
     monkeypatch.setattr(fuse, "compiles", lambda *_: True)
-    assert fisher.kernels_take("fixed", x)
-    assert not fisher.kernels_take("fixed", x.double())
-    assert not fisher.kernels_take("fixed", x.contiguous())
+    assert fisher.kernels_take("fixed_norms", x)
+    assert not fisher.kernels_take("fixed_norms", x.double())
+    assert not fisher.kernels_take("fixed_norms", x.contiguous())
