@@ -18,6 +18,14 @@ from study import Record, Study
 from fednca.data.sources.dermamnist import CLASSES
 
 FULL = COMPONENTS["all"]
+# What a component adds to the row before it; the two losses and their sum are added to the same row.
+ADDED = {
+    "ETF": "FC",
+    "LADM + ETF": "ETF",
+    "LADM + ETF + L_Neg": "LADM + ETF",
+    "LADM + ETF + L_Pos": "LADM + ETF",
+    "all": "LADM + ETF",
+}
 
 
 def components(study: Study) -> str:
@@ -31,7 +39,8 @@ its first and last rows differ a little from its main tables."""
     for setting in ABLATED:
         known = known_ablation("components", setting)
         table = metrics_table(study, setting, COMPONENTS, known, first="components")
-        pairs = [(row, COMPONENTS["FC"]) for name, row in COMPONENTS.items() if name != "FC"]
+        compared = [*ADDED.items(), *[(name, "FC") for name in ADDED if ADDED[name] != "FC"]]
+        pairs = [(COMPONENTS[name], COMPONENTS[base]) for name, base in compared]
         parts += [f"### {setting}: components", table]
         if setting in DERMAMNIST:
             parts += [classes_table(study, setting, known)]
