@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from fednca.config import MethodConfig, parse_value
 from fednca.errors import FedncaError
 from fednca.flags import parse_options
 from fednca.methods import method_class, method_names
 
 ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
 LEARNER = "learner."  # prefix of a learner's options
+CRITERION = "criterion"
 MOST_SEEDS = 1000  # more were hardly meant
 
 
@@ -52,25 +54,33 @@ def all_rows() -> list[str]:
 
 
 def parse_row(text: str) -> Row:
-    """Read `NAME[@LEARNER][:option=value[,option=value…]]`; an option of the learner is written `learner.option`."""
+    """Read `NAME[@LEARNER][:option=value[,option=value…]]`; an option of the learner is written `learner.option`.
+
+    `criterion=…`, which every method takes, replaces the BCE of its learner.
+    """
     methods, _, options = text.partition(":")
     if "," in methods:
         raise FedncaError(f"'{text}' has a comma before its options; put spaces between methods that have options")
     name, at, learner = methods.partition("@")
     owners = {"": name} | ({LEARNER: learner} if at else {})
     given = split_options(text, options, owners)
+    criterion = given[""].pop(CRITERION, None)
     values: dict[str, dict[str, Any]] = {LEARNER: {}}
     for prefix, owner in owners.items():
         hyper = method_class(owner).Hyper
         found = parse_options(owner, hyper, given[prefix])
         values[prefix] = {option: found[option] for option in hyper.model_fields if option in found}
     shown = [f"{prefix}{option}={show(value)}" for prefix in owners for option, value in values[prefix].items()]
-    overrides = {
+    overrides: dict[str, Any] = {
         "method.name": name,
         "method.learner": learner or None,
         "method.options": values[""],
         "method.learner_options": values[LEARNER],
     }
+    if criterion is not None:
+        path = f"method.{CRITERION}"
+        overrides[path] = parse_value(path, MethodConfig.model_fields[CRITERION], criterion)
+        shown.insert(0, f"{CRITERION}={show(overrides[path])}")
     return Row(":".join(filter(None, [methods, ",".join(shown)])), overrides)
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 
+from fednca.config import load_config
 from fednca.errors import FedncaError
-from fednca.methods import method_names
+from fednca.losses import balanced_bce
+from fednca.methods import create_method, method_names
 from fednca.rows import parse_row, parse_rows, parse_seeds
 
 
@@ -16,6 +18,12 @@ from fednca.rows import parse_row, parse_rows, parse_seeds
         ("fednca-ml:lambda2=1,lambda1=none", "fednca-ml:lambda1=none,lambda2=1", "fednca-ml_lambda1-none_lambda2-1"),
         ("fednca-ml:train-etf=True", "fednca-ml:train_etf=true", "fednca-ml_train_etf-true"),
         ("scaffold@fednca-ml", "scaffold@fednca-ml", "scaffold@fednca-ml"),
+        ("fedavg:criterion=asl", "fedavg:criterion=asl", "fedavg_criterion-asl"),
+        (
+            "fednca-ml:tau=0.5,criterion=balanced",
+            "fednca-ml:criterion=balanced,tau=0.5",
+            "fednca-ml_criterion-balanced_tau-0.5",
+        ),
         (
             "fedprox@fednca-ml:learner.tau=0.5,mu=2",
             "fedprox@fednca-ml:mu=2,learner.tau=0.5",
@@ -36,6 +44,17 @@ def test_what_a_row_sets():
         "method.options": {"mu": 2.0},
         "method.learner_options": {"tau": 0.5},
     }
+
+
+def test_a_criterion_is_set_for_a_row_alone():
+    row = parse_row("fedprox@fednca-ml:criterion=balanced,mu=2")
+    assert row.overrides["method.criterion"] == "balanced"
+    assert row.overrides["method.options"] == {"mu": 2.0}
+    assert "method.criterion" not in parse_row("fedavg").overrides  # where it is left to the bench
+    config = load_config("demo", row.overrides)
+    assert create_method(config).learner.criterion is balanced_bce
+    with pytest.raises(FedncaError, match=r"'method.criterion' should be .*'balanced'.* not 'focal'"):
+        parse_row("fedavg:criterion=focal")
 
 
 def test_a_rows_folder_is_one_name_whatever_its_options_hold():

@@ -1,4 +1,4 @@
-"""FedAdam and FedYogi against a NumPy recursion, and what they leave alone."""
+"""FedAdam and FedYogi against a NumPy recursion, FedAvgM against torch's SGD, and what they leave alone."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,8 @@ from torch import nn
 
 from fednca.methods.base import Server, Update
 from fednca.methods.fedadam import FedAdam, FedAdamHyper
+from fednca.methods.fedavg import FedAvg
+from fednca.methods.fedavgm import FedAvgM, FedAvgMHyper
 from fednca.methods.fedyogi import FedYogi
 
 HYPER = {"server_lr": 0.3, "beta1": 0.7, "beta2": 0.8, "tau": 0.05}
@@ -84,3 +86,47 @@ def test_all_but_the_trainable_weights_are_averaged(rule):
     assert not torch.allclose(after.weights["weight"], start["weight"] + 1.5)
     assert set(after.state) == set(server.state) == {"m/weight", "v/weight"}
     assert torch.equal(server.state["m/weight"], torch.zeros(2))  # the old server is left as it was
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+@pytest.mark.parametrize("server_lr", [0.5, 1.0, 1.5])
+def test_six_rounds_of_fedavgm_are_those_of_torchs_sgd(server_lr, momentum):
+    rng = torch.Generator().manual_seed(0)
+    method = FedAvgM(FedAvgMHyper(server_lr=server_lr, momentum=momentum))
+    weights = {"w": torch.randn(5, generator=rng, dtype=torch.float64)}
+    reference = nn.Parameter(weights["w"].clone())
+    sgd = torch.optim.SGD([reference], lr=server_lr, momentum=momentum)
+    server = Server(weights, method.start_server(weights))
+    for _ in range(6):
+        changes = [torch.randn(5, generator=rng, dtype=torch.float64) for _ in range(2)]
+        updates = [update(k, w=server.weights["w"] + change) for k, change in enumerate(changes)]
+        server = method.aggregate(server, updates, [0.25, 0.75])
+        reference.grad = -(0.25 * changes[0] + 0.75 * changes[1])
+        sgd.step()
+        torch.testing.assert_close(server.weights["w"], reference.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("server_lr", "part"), [(0.5, 0.5), (1.0, 1.0), (1.5, 1.0)])
+def test_fedavgm_moves_buffers_without_momentum_and_never_beyond_their_average(server_lr, part):
+    method = FedAvgM(FedAvgMHyper(server_lr=server_lr, momentum=0.9))
+    model = nn.BatchNorm1d(2)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    server = Server(start, method.start_server({"weight": start["weight"], "bias": start["bias"]}))
+    expected = start["running_var"]
+    for _ in range(3):
+        now = server.weights
+        server = method.aggregate(server, [update(0, **{name: tensor + 3 for name, tensor in now.items()})], [1.0])
+        expected = expected + part * 3
+        torch.testing.assert_close(server.weights["running_var"], expected)
+    assert server.weights["num_batches_tracked"] == 9
+    assert set(server.state) == {"m/weight", "m/bias"}
+
+
+def test_fedavgm_without_momentum_at_a_rate_of_one_is_fedavg():
+    rng = torch.Generator().manual_seed(0)
+    start = {"w": torch.randn(7, generator=rng, dtype=torch.float64), "running_mean": torch.zeros(2)}
+    updates = [update(k, **{n: t + torch.randn(t.shape, generator=rng) for n, t in start.items()}) for k in range(3)]
+    method = FedAvgM(FedAvgMHyper(server_lr=1.0, momentum=0.0))
+    ours = method.aggregate(Server(start, method.start_server({"w": start["w"]})), updates, [0.5, 0.25, 0.25])
+    plain = FedAvg().aggregate(Server(start, {}), updates, [0.5, 0.25, 0.25])
+    torch.testing.assert_close(dict(ours.weights), dict(plain.weights), rtol=1e-12, atol=1e-14)
