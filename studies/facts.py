@@ -6,6 +6,7 @@ from pathlib import Path
 
 from plan import (
     ABLATED,
+    CANDIDATES,
     COMPONENTS,
     DERMAMNIST,
     DRAW_ROUNDS,
@@ -108,6 +109,7 @@ def progress_table(study: Study) -> str:
             len(SETTINGS) * len(DRAWS) * (len(FEDNCA) + 2),  # FedAvg and the strongest other method
         ),
         "fair-comparison extras": of_tables(study, DERMAMNIST, EXTRAS),
+        "candidates": of_tables(study, DERMAMNIST, CANDIDATES),
         "query ablations": of_tables(study, ABLATED, QUERIES.values()),
     }
     rows = [

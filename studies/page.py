@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ablations import components, extras, queries
+from ablations import candidates, components, extras, queries
 from comparisons import against_fedavg, main_tables, other_data, several_draws
 from facts import appendix, how_it_was_run, trials, which_draw
 from features import feature_section
@@ -21,6 +21,7 @@ from records import RECORDS, read_records
 from seed_tables import NOT_RUN, notes_below
 from study import Study
 from summary import in_short
+from swings import do_runs_settle
 
 from fednca.errors import FedncaError
 from fednca.files import explain_write, write_atomic
@@ -73,12 +74,14 @@ def make_page(records: Records) -> Page:
         NOTES.read_text(encoding="utf-8").strip(),
         main_tables(study),
         learning_curves(study, links),
+        do_runs_settle(study),
         against_fedavg(study),
         several_draws(study),
         when_it_helps(study, links.get("gains")),
         components(study),
         queries(study),
         extras(study),
+        candidates(study),
         other_data(study),
         feature_section(study, links),
         which_draw(study),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scipy.stats import t  # type: ignore[import-untyped]
-from study import Study, metric_of
+from study import Measure, Study, metric_of
 
 CONFIDENCE = 0.95
 FEWEST = 3  # differences that a verdict rests on: two may agree by chance
@@ -49,12 +49,14 @@ def signed(value: float) -> str:
     return f"{value:+.1f}"
 
 
-def differences(study: Study, setting: str, row: str, base: str, metric: str) -> dict[tuple[int, int], float]:
+def differences(
+    study: Study, setting: str, row: str, base: str, metric: str, measure: Measure = metric_of
+) -> dict[tuple[int, int], float]:
     """Return by how many points a row is above another wherever both were run."""
     own, others = study.everywhere(setting, row), study.everywhere(setting, base)
     found = {}
     for place in sorted(own.keys() & others.keys()):
-        value, other = metric_of(own[place], metric), metric_of(others[place], metric)
+        value, other = measure(own[place], metric), measure(others[place], metric)
         if value is not None and other is not None:
             found[place] = value - other
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paired import differences, over_seeds
 from plan import SEEDS
-from study import COMPARED, METRICS, Record, Study, dataset_and_beta, metric_of
+from study import COMPARED, METRICS, Measure, Study, dataset_and_beta, metric_of
 
 from fednca.methods import method_class
 from fednca.report.comparison import Entry, Line, ranks
@@ -18,7 +18,6 @@ from fednca.rows import parse_row
 ABLATIONS = Path(__file__).parent / "published_ablations.csv"
 NOT_RUN = "not run"
 NOTHING = "–"
-Measure = Callable[[Record, str], float | None]  # a column's number of a run, in percent
 Known = Callable[[str], Mapping[str, float]]  # what the paper reports of a row, by column
 
 
@@ -97,20 +96,27 @@ def notes_below(study: Study, settings: Iterable[str], rows: Iterable[str]) -> s
     return "".join(f"\n\n{note}" for note in study.notes(settings, rows))
 
 
-def paired_rows(study: Study, setting: str, pairs: Sequence[tuple[str, str]], called: Mapping[str, str]) -> str:
+def paired_rows(
+    study: Study,
+    setting: str,
+    pairs: Sequence[tuple[str, str]],
+    called: Mapping[str, str],
+    metrics: Sequence[str] = COMPARED,
+    measure: Measure = metric_of,
+) -> str:
     """Show paired differences of rows over seeds, called as their table calls them; nothing where none was run."""
     rows = []
     for row, base in pairs:
-        cells = [seeds_verdict(study, setting, row, base, metric) for metric in COMPARED]
+        cells = [seeds_verdict(study, setting, row, base, metric, measure) for metric in metrics]
         rows.append([f"{called.get(row, row)} − {called.get(base, base)}", *cells])
-    table = markdown(["difference", *(METRICS[metric] for metric in COMPARED)], rows)
+    table = markdown(["difference", *(METRICS[metric] for metric in metrics)], rows)
     summary = f"{setting}: paired differences over the seeds of the draw taken (nothing about others)"
     return folded(summary, table) if any(set(cells[1:]) != {NOT_RUN} for cells in rows) else ""
 
 
-def seeds_verdict(study: Study, setting: str, row: str, base: str, metric: str) -> str:
+def seeds_verdict(study: Study, setting: str, row: str, base: str, metric: str, measure: Measure) -> str:
     """Write the difference of two rows on the draw taken, and over how many seeds where some are missing."""
-    found = over_seeds(differences(study, setting, row, base, metric), study.chosen[setting])
+    found = over_seeds(differences(study, setting, row, base, metric, measure), study.chosen[setting])
     return NOT_RUN if found is None else f"{found.text()} {found.verdict}{of_seeds(found.count)}"
 
 

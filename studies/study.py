@@ -1,6 +1,6 @@
 """The records as the page asks for them: by setting, row, partition draw and training seed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ METRICS = COLUMNS
 COMPARED = ("macro_f1", "macro_f1_calibrated", "macro_auc")  # what orderings rest on
 
 Record = Mapping[str, Any]
+Measure = Callable[[Record, str], float | None]  # a metric of a run, in percent
 
 
 class Study:
@@ -71,6 +72,12 @@ def dataset_and_beta(setting: str) -> tuple[str, float]:
     """
     dataset, _, beta = setting.rpartition("-")
     return dataset, float(beta)
+
+
+def validation_of(record: Record, metric: str) -> float | None:
+    """Return a validation metric in percent, at 0.5, of the round that did best there."""
+    value = record["results"]["val"]["val"][metric]
+    return None if value is None else 100 * value
 
 
 def metric_of(record: Record, metric: str, select: str = "val") -> float | None:

@@ -5,11 +5,12 @@ import copy
 import numpy as np
 import pytest
 from comparisons import against_fedavg
-from plan import COMPONENTS, DRAWS, SETTINGS, TABLE, Entry, chosen_draw, strongest_other
+from plan import CANDIDATES, COMPONENTS, DRAWS, SETTINGS, TABLE, Entry, chosen_draw, strongest_other
 from reading import SETTING, by_name, column, metric, plain, runs, shows, tables
 from scipy import stats
 from seed_tables import published_ablations
 from study import Study
+from swings import step
 
 from fednca.report.published import published
 
@@ -181,3 +182,57 @@ def test_features_have_silhouettes_and_cosines(whole, complete):
     raw, centred = (np.array(features[name])[~np.eye(7, dtype=bool)] for name in ("raw_cosines", "mean_cosines"))
     expected = [*features["silhouette"].values(), raw.mean(), np.abs(centred + 1 / 6).mean()]
     assert rows[0] == ["FC", *(f"{value:.3f}" for value in expected)]
+
+
+def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, complete):
+    (header, rows), *_ = tables(whole[0], "### Do runs settle?")
+    assert header[2:] == ["next round", "the one after"]
+    assert {(setting, row) for setting, row, *_ in rows} == {(setting, row) for setting in SETTINGS for row in TABLE}
+    for setting, row, *cells in rows:
+        for apart, cell in zip((1, 2), cells, strict=True):
+            curves = [100 * np.array(record["curves"]["test"]["macro_auc"]) for record in runs(complete, row, setting)]
+            pairs = [abs(curve[i] - curve[i + apart]) for curve in curves for i in range(5, 10 - apart)]
+            assert float(cell) == pytest.approx(np.mean(pairs), abs=0.00501)
+
+
+def test_a_run_between_two_states_has_far_steps_and_near_second_steps(complete):
+    path = Entry(SETTING, "fedavg", chosen_draw(SETTING, complete), 0).path
+    swinging = copy.deepcopy(complete[path])
+    swinging["curves"]["test"]["macro_auc"] = [0.5, 0.52] * 5
+    assert (step(swinging, 1), step(swinging, 2)) == (pytest.approx(2.0), 0.0)
+
+
+def test_candidates_are_compared_by_their_validation_metrics(whole, complete):
+    table, (_, rows) = tables(whole[0], f"### {SETTING}: candidates")
+    names = {"macro-F1": "macro_f1", "macro-AUC": "macro_auc"}
+
+    def values(row, name):
+        return [100 * record["results"]["val"]["val"][names[name]] for record in runs(complete, row)]
+
+    found = by_name(table)
+    assert set(found) == {"fednca-ml", *CANDIDATES}
+    for row, cells in found.items():
+        for name in names:
+            shows(plain(cells[name]), [np.mean(values(row, name)), np.std(values(row, name), ddof=1)])
+    assert [pair for pair, *_ in rows] == [f"{row} − fednca-ml" for row in CANDIDATES]
+    for row, (_, *cells) in zip(CANDIDATES, rows, strict=True):
+        for name, cell in zip(names, cells, strict=True):
+            own, base = values(row, name), values("fednca-ml", name)
+            low, high = stats.ttest_rel(own, base).confidence_interval(0.95)
+            shows(cell, [np.mean(own) - np.mean(base), low, high])
+
+
+def test_components_are_compared_with_what_they_are_added_to(whole, complete):
+    *_, (_, rows) = tables(whole[0], f"### {SETTING}: components")
+    called = {row[0]: row[1] for row in rows}
+    steps = ["ETF − FC", "LADM + ETF − ETF", *(f"{name} − LADM + ETF" for name in [*COMPONENTS][3:])]
+    assert [*called][:5] == steps
+    assert [*called][5:] == [f"{name} − FC" for name in [*COMPONENTS][2:]]
+    for names, cell in called.items():
+        name, base = names.split(" − ")
+        gaps = [
+            metric(a, "macro-F1") - metric(b, "macro-F1")
+            for a, b in zip(*(runs(complete, COMPONENTS[each]) for each in (name, base)), strict=True)
+        ]
+        low, high = stats.t.interval(0.95, 2, np.mean(gaps), stats.sem(gaps))
+        shows(cell, [np.mean(gaps), low, high])

@@ -107,11 +107,12 @@ def test_the_plan_begins_with_the_draws_alone():
 def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     one = draws_at("dermamnist-0.1", [3.0, 2.0, 5.0, 0.5, 1.0], invent)
     sizes = [len(plan(records)) for records in ({}, one, tried_draws, complete)]
-    # One setting: its table, 4 component rows of its own, FedAvg and FedNCA-ML on four more draws, extras, 2 queries.
-    assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 4 * 3 + 7 * 3 + 2 * 3
+    # One setting: its table, 4 component rows of its own, FedAvg and FedNCA-ML on four more draws, 8 extras, 3
+    # candidates, 2 queries.
+    assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 4 * 3 + (8 + 3) * 3 + 2 * 3
     # Five runs try out open choices, and three samples have tables of their own; three settings show the centralised
     # runs of another. The strongest other method adds four draws to each setting, once it is known.
-    assert sizes[2] == 5 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * 7 * 3 + 2 * 2 * 3
+    assert sizes[2] == 5 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * (8 + 3) * 3 + 2 * 2 * 3
     assert sizes[3] - sizes[2] == 4 * 4
 
 
