@@ -21,12 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
+from peers.flags import call
 from rich.console import Console
 from rich.table import Table
 
 from fednca.config import Config, load_config
 from fednca.data.processes import cores
-from fednca.errors import FedncaError, RunFailedError
+from fednca.errors import RunFailedError
 
 BENCHMARKS = Path(__file__).parent
 APPS = {"flower": "Flower, no-op", "fednca": "fednca"}
@@ -145,7 +146,4 @@ def best_repeat(runs: list[list[Round]], judged: bool) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except FedncaError as error:
-        raise SystemExit(f"error: {error}") from None
+    call(main)

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from peers.flags import new_file
+from peers.flags import call, new_file
 from peers.launch import Measured, launch
 from peers.rows import ROWS
 from peers.work import SYNTHETIC_IMAGES, Work, largest_distance, load_work
@@ -294,7 +294,4 @@ def scale(config: Config, row: str, clients: int, size: int, repeats: int) -> di
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except FedncaError as error:
-        raise SystemExit(f"error: {error}") from None
+    call(main)

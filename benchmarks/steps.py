@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from peers.flags import new_file
+from peers.flags import call, new_file
 from rich.console import Console
 from rich.table import Table
 
@@ -23,7 +23,6 @@ from fednca.engine.batches import Shard
 from fednca.engine.eager import EagerEngine
 from fednca.engine.graphs import GraphEngine
 from fednca.engine.loop import Engine
-from fednca.errors import FedncaError
 from fednca.flags import whole
 from fednca.methods import create_method
 from fednca.methods.base import Server
@@ -153,7 +152,4 @@ def table(rows: dict[str, dict[str, float]], title: str) -> Table:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except FedncaError as error:
-        raise SystemExit(f"error: {error}") from None
+    call(main)

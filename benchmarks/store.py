@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from peers.flags import call
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader
@@ -114,4 +115,4 @@ def timed(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    call(main)

@@ -164,4 +164,4 @@ def test_steps_without_a_gpu_are_one_sentence():
     done = subprocess.run(
         command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (1, "error: device 'cuda' is not there: torch finds 0 CUDA devices\n")
+    assert (done.returncode, done.stderr) == (2, "error: device 'cuda' is not there: torch finds 0 CUDA devices\n")

@@ -1,7 +1,11 @@
-"""What the benchmarks' flags take; a wrong value is refused before anything is measured."""
+"""What the benchmarks' flags take, and what comes of mistakes: one sentence, before anything is measured."""
 
+import sys
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
+
+from fednca.errors import FedncaError
 
 
 def new_file(text: str) -> Path:
@@ -10,3 +14,12 @@ def new_file(text: str) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise ArgumentTypeError(f"give a file in a folder that exists, not '{text}'")
     return path
+
+
+def call(main: Callable[[], None]) -> None:
+    """Run a benchmark; what the caller can mend ends in a sentence and exit code 2."""
+    try:
+        main()
+    except FedncaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
