@@ -99,8 +99,9 @@ def candidates(study: Study) -> str:
 ## Could FedNCA-ML be better?
 
 FedNCA-ML whose server goes half of the way to the clients' average, with class-balanced BCE, and with queries that are
-trained, on the draw taken. These are validation metrics, at 0.5, of the round with the best validation macro-F1: what
-is chosen by them has not seen the test images."""
+trained, on the draw taken. These are validation metrics, at 0.5, of the round with the best validation macro-F1, so
+that test images do not decide between them; the half steps were thought of, though, after a look at [test
+curves](#do-runs-settle)."""
     columns = {metric: METRICS[metric] for metric in ("macro_f1", "macro_auc")}
     rows = {row: row for row in (FULL, *CANDIDATES)}
     parts = [text]

@@ -1,37 +1,69 @@
-"""Do runs settle? How far the test metric of a round is from that of the round before, and of the one before that."""
+"""Do runs settle? How far apart test metrics of neighbouring rounds are, and whether the chosen round stands out."""
+
+from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
+from paired import signed
 from plan import SETTINGS, TABLE
 from seed_tables import NOT_RUN, markdown, notes_below, number, of_seeds
-from study import Record, Study
+from study import METRICS, Record, Study
 
-METRIC = "macro_auc"
-APART = (1, 2)  # rounds
+SWINGING = ("macro_auc", "macro_f1")
+APART = {1: "next round", 2: "the one after"}
 
 
 def do_runs_settle(study: Study) -> str:
-    """Show how far apart neighbouring rounds are, and every second one."""
+    """Show how far apart neighbouring rounds are, and every second one, and by how much the chosen round stands out."""
     text = """\
 ### Do runs settle?
 
-Points of test macro-AUC between a round and the next, and between a round and the one after the next: the mean over the
-later half of the rounds and over seeds, on the draw taken. Of noise alone both are the same. Where the first is much
-larger, the averaged model goes to and fro between two states, and which of them a run ends in is chance."""
+Points between a test metric (F1 at 0.5) of a round and of the next, and of the one after the next: the mean over the
+later half of the rounds and over seeds, on the draw taken. Of noise alone both are the same; where the first is much
+larger, the averaged model goes to and fro between two states. The last columns: by how many points the round with the
+best validation macro-F1, the one of the main tables, is above the mean of the rounds before and after it, and the mean
+of the later half of the rounds, which nothing chose."""
     rows = []
     for setting in SETTINGS:
         for row in TABLE:
-            runs = study.over_seeds(setting, row)
+            runs = study.over_seeds(setting, row).values()
             if runs:
-                means = [np.mean([step(record, apart) for record in runs.values()]) for apart in APART]
-                rows.append([setting, row + of_seeds(len(runs)), *(number(float(mean), 2) for mean in means)])
+                steps = [fmean(step(run, metric, apart) for run in runs) for metric in SWINGING for apart in APART]
+                above, mean = (fmean(map(own, runs)) for own in (above_neighbours, later_mean))
+                steady = [signed(above), number(mean)]
+                rows.append([setting, row + of_seeds(len(runs)), *(number(each, 2) for each in steps), *steady])
     if not rows:
         return f"{text}\n\n{NOT_RUN}"
-    table = markdown(["setting", "method", "next round", "the one after"], rows, texts=2)
+    header = ["setting", "method", *(f"{METRICS[metric]}: {name}" for metric in SWINGING for name in APART.values())]
+    table = markdown([*header, "macro-F1: chosen round above", "macro-F1: later mean"], rows, texts=2)
     return f"{text}\n\n{table}" + notes_below(study, SETTINGS, TABLE)
 
 
-def step(record: Record, apart: int) -> float:
+def step(record: Record, metric: str, apart: int) -> float:
     """Return the mean distance in points between rounds so many apart, in the later half of a run."""
-    values = 100 * np.array(record["curves"]["test"][METRIC], dtype=float)
-    later = values[len(values) // 2 :]
+    later = later_half(record, metric)
     return float(np.abs(later[apart:] - later[:-apart]).mean())
+
+
+def above_neighbours(record: Record) -> float:
+    """Return how far the chosen round's test macro-F1 is above the mean of the rounds beside it, in points."""
+    values, rounds = curve(record, "macro_f1"), record["curves"]["round"]
+    place = rounds.index(record["results"]["val"]["round"])
+    beside = [values[each] for each in (place - 1, place + 1) if 0 <= each < len(values)]
+    return float(values[place] - np.mean(beside))
+
+
+def later_mean(record: Record) -> float:
+    """Return the mean test macro-F1 of the later half of a run, in percent."""
+    return float(later_half(record, "macro_f1").mean())
+
+
+def later_half(record: Record, metric: str) -> NDArray[np.float64]:
+    """Return a test metric of the later half of the rounds, in percent."""
+    values = curve(record, metric)
+    return values[len(values) // 2 :]
+
+
+def curve(record: Record, metric: str) -> NDArray[np.float64]:
+    """Return a test metric by round, in percent."""
+    return 100 * np.array(record["curves"]["test"][metric], dtype=float)

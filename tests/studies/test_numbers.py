@@ -10,7 +10,7 @@ from reading import SETTING, by_name, column, metric, plain, runs, shows, tables
 from scipy import stats
 from seed_tables import published_ablations
 from study import Study
-from swings import step
+from swings import above_neighbours, step
 
 from fednca.report.published import published
 
@@ -186,20 +186,35 @@ def test_features_have_silhouettes_and_cosines(whole, complete):
 
 def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, complete):
     (header, rows), *_ = tables(whole[0], "### Do runs settle?")
-    assert header[2:] == ["next round", "the one after"]
+    steps = [(name, apart) for name in ("macro-AUC", "macro-F1") for apart in (1, 2)]
+    assert header[2:6] == [f"{name}: {'next round' if apart == 1 else 'the one after'}" for name, apart in steps]
     assert {(setting, row) for setting, row, *_ in rows} == {(setting, row) for setting in SETTINGS for row in TABLE}
-    for setting, row, *cells in rows:
-        for apart, cell in zip((1, 2), cells, strict=True):
-            curves = [100 * np.array(record["curves"]["test"]["macro_auc"]) for record in runs(complete, row, setting)]
+    for setting, row, *cells, above, mean in rows:
+        for (name, apart), cell in zip(steps, cells, strict=True):
+            curves = [curve_of(record, name) for record in runs(complete, row, setting)]
             pairs = [abs(curve[i] - curve[i + apart]) for curve in curves for i in range(5, 10 - apart)]
             assert float(cell) == pytest.approx(np.mean(pairs), abs=0.00501)
+        shows(above, [np.mean([peak(record) for record in runs(complete, row, setting)])])
+        shows(mean, [np.mean([curve_of(record, "macro-F1")[5:] for record in runs(complete, row, setting)])])
+
+
+def curve_of(record, name):
+    return [100 * value for value in record["curves"]["test"][column(name)]]
+
+
+def peak(record):
+    values, chosen = curve_of(record, "macro-F1"), record["results"]["val"]["round"]
+    beside = values[chosen - 2 : chosen - 1] if chosen > 1 else []
+    return values[chosen - 1] - np.mean(beside + values[chosen : chosen + 1])
 
 
 def test_a_run_between_two_states_has_far_steps_and_near_second_steps(complete):
-    path = Entry(SETTING, "fedavg", chosen_draw(SETTING, complete), 0).path
-    swinging = copy.deepcopy(complete[path])
-    swinging["curves"]["test"]["macro_auc"] = [0.5, 0.52] * 5
-    assert (step(swinging, 1), step(swinging, 2)) == (pytest.approx(2.0), 0.0)
+    swinging = copy.deepcopy(complete[Entry(SETTING, "fedavg", chosen_draw(SETTING, complete), 0).path])
+    swinging["curves"]["test"]["macro_f1"] = [0.5, 0.52] * 5
+    assert (step(swinging, "macro_f1", 1), step(swinging, "macro_f1", 2)) == (pytest.approx(2.0), 0.0)
+    for chosen, above in ((1, -2.0), (2, 2.0), (5, -2.0), (10, 2.0)):
+        swinging["results"]["val"]["round"] = chosen
+        assert above_neighbours(swinging) == pytest.approx(above)
 
 
 def test_candidates_are_compared_by_their_validation_metrics(whole, complete):
