@@ -56,7 +56,7 @@ COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_ever
 PRETRAINED = {"model.pretrained": "data/resnet18_imagenet.safetensors"}
 OF_DATASET = {
     "dermamnist": PRETRAINED,
-    "cifar10": {},  # what the calibration below decides
+    "cifar10": {},
     "coco-sample": {**PRETRAINED, "data.root": "data/coco"},
     "nih-sample": {**PRETRAINED, "data.name": "folder", "data.root": "data/nih-sample"},
 }
@@ -101,7 +101,8 @@ class Entry:
         return load_config(preset, {**COMMON, **OF_DATASET[dataset], **row, **own, **dict(self.changes)})
 
 
-# CIFAR-10's image size and numbers of composites are open: what comes near the published centralised row is taken.
+# CIFAR-10's image size and numbers of composites are open in the paper: what came nearest to its centralised row is
+# what the presets hold.
 FEWER = (("data.options.train_singles", 1000), ("data.options.train_pairs", 65))
 FEWEST = (("data.options.train_singles", 500), ("data.options.train_pairs", 32))
 CALIBRATION = tuple(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from plan import CIFAR10, OF_DATASET, Entry, plan
+from plan import Entry, plan
 from records import RECORDS, read_records, write_record
 from rich.console import Console
 
@@ -70,12 +70,7 @@ def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
     """Return the planned runs that have no record and are wanted now."""
     records = read_records(folder)
     wanted = [entry for entry in plan(records) if str(entry.path).startswith(only) and entry.row not in later]
-    return [entry for entry in wanted if entry.path not in records and is_settled(entry)]
-
-
-def is_settled(entry: Entry) -> bool:
-    """Tell whether a run's settings are final: CIFAR-10's are not before its open choices stand in the plan."""
-    return entry.setting not in CIFAR10 or bool(entry.changes) or bool(OF_DATASET["cifar10"])
+    return [entry for entry in wanted if entry.path not in records]
 
 
 def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> Outcome:
