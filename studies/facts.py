@@ -159,8 +159,9 @@ that a client has no image of, on average."""
 def draws_table(study: Study, setting: str) -> str:
     """Show FedAvg on the draws of a setting; the draw that was taken is bold."""
     reported = [published(*dataset_and_beta(setting), "fedavg", metric) for metric in SHOWN]
-    header = ["draw", *SHOWN.values(), "to published", "label distance", "missing", "co-occurrence distance", "images"]
-    rows = [["published", *map(number, reported), *[""] * 5]]
+    header = ["draw", *SHOWN.values(), "to published", "macro-F1 cal.", *("label distance", "missing")]
+    header += ["co-occurrence distance", "images"]
+    rows = [["published", *map(number, reported), *[""] * 6]]
     for entry in draws(setting):
         record = study.records.get(entry.path)
         taken = entry.draw == study.chosen[setting]
@@ -182,6 +183,7 @@ def draw_cells(record: Record) -> list[str]:
     return [
         *(number(metric_of(record, metric)) for metric in SHOWN),
         number(gap(record)),
+        number(metric_of(record, "macro_f1_calibrated")),
         *(number(value, places) for value, places in zip(distances, digits, strict=True)),
         f"{min(partition['images'])} to {max(partition['images'])}",
     ]
@@ -195,15 +197,16 @@ def trials(study: Study) -> str:
     text = """\
 ## Tried out
 
-Runs with changes of a setting, from which its open choices were made, beside what the paper reports of their row. No
-other table shows them."""
-    header = ["setting", "row", "changes", "draw", "seed", "rounds", "val. macro-F1", *SHOWN.values()]
+Runs with changes of a setting, from which its open choices were made, beside what the paper reports of their method and
+with their mean absolute difference from it. No other table shows them."""
+    header = ["setting", "row", "changes", "draw", "seed", "rounds", "val. macro-F1", *SHOWN.values(), "to published"]
     rows = [
         [
             *(record["setting"], record["row"], f"`{tried(path, record)}`", str(record["draw"]), str(record["seed"])),
             str(record["config"]["train"]["rounds"]),
             number(100 * record["results"]["val"]["val"]["macro_f1"]),
             *(beside_published(record, metric) for metric in SHOWN),
+            number(gap(record)),
         ]
         for path, record in found.items()
     ]
@@ -211,9 +214,9 @@ other table shows them."""
 
 
 def beside_published(record: Record, metric: str) -> str:
-    """Write a run's metric, with the published value and the difference to it."""
+    """Write a run's metric, with the published value of its method and the difference to it."""
     value = metric_of(record, metric)
-    known = published(*dataset_and_beta(record["setting"]), record["row"], metric)
+    known = published(*dataset_and_beta(record["setting"]), record["row"].partition(":")[0], metric)
     return NOTHING if value is None else Beside(value, None, known).text()
 
 

@@ -59,16 +59,17 @@ def test_the_draw_nearest_to_the_published_fedavg_is_taken(invent):
         np.testing.assert_allclose(gaps, [3.0, 2.0, 5.0, 0.5, 1.0])
 
 
-def test_open_choices_are_tried_on_the_centralised_row_before_anything_else_of_the_setting():
+def test_open_choices_are_tried_on_centralised_and_fedavg_rows_before_anything_else_of_the_setting():
     entries = plan({})
     places = [place for place, entry in enumerate(entries) if entry in CALIBRATION]
     assert len(places) == len(CALIBRATION)
-    assert {entry.row for entry in CALIBRATION} == {"centralized"}
+    assert {entry.row for entry in CALIBRATION} == {"centralized", "fedavg", "fedavg:head=mlp"}
     others = [place for place, entry in enumerate(entries) if entry.setting in CIFAR10 and entry not in CALIBRATION]
     assert max(places) < min(others)
     configs = [entry.config() for entry in CALIBRATION]
-    assert [config.data.image_size for config in configs] == [64, 112, 64, 112, 64]
-    assert [config.data.options.get("train_singles") for config in configs] == [None, None, 1000, 1000, 500]
+    assert [config.data.image_size for config in configs] == [64, 112, 64, 112, 64, 224, 112, 112, 224, 64]
+    singles = [config.data.options.get("train_singles") for config in configs]
+    assert singles == [None, None, 1000, 1000, 500, 1000, None, 1000, 1000, None]
     assert len({entry.path for entry in CALIBRATION}) == len(CALIBRATION)
 
 
@@ -110,9 +111,9 @@ def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     # One setting: its table, 4 component rows of its own, FedAvg and FedNCA-ML on four more draws, 8 extras, 3
     # candidates, 2 queries.
     assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 4 * 3 + (8 + 3) * 3 + 2 * 3
-    # Five runs try out open choices, and three samples have tables of their own; three settings show the centralised
+    # Ten runs try out open choices, and three samples have tables of their own; three settings show the centralised
     # runs of another. The strongest other method adds four draws to each setting, once it is known.
-    assert sizes[2] == 5 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * (8 + 3) * 3 + 2 * 2 * 3
+    assert sizes[2] == 10 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * (8 + 3) * 3 + 2 * 2 * 3
     assert sizes[3] - sizes[2] == 4 * 4
 
 
