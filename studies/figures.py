@@ -1,4 +1,4 @@
-"""The pictures of the page: learning curves, gains against skew, maps of features and cosines of class means."""
+"""The pictures of the page: learning curves, gains, maps of features and cosines of class means."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from features import distance_to_ideal, ideal_cosine, kept_features
-from gains import GAINED, HELPING, SKEWS, Gain, gains
+from gains import AGAINST, GAINED, HELPING, Gain, gains
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -115,12 +115,12 @@ def _seeds(count: int) -> str:
 
 
 def gain_panels(found: Sequence[Gain]) -> Figure:
-    """Draw gains against each measure of skew, at 0.5 above and calibrated below."""
-    figure = Figure((10.5, 6.2), layout="constrained")
-    panels = figure.subplots(len(GAINED), len(SKEWS), sharex="col", sharey="row")
+    """Draw gains against each measure, at 0.5 above and calibrated below."""
+    figure = Figure((12.5, 6.2), layout="constrained")
+    panels = figure.subplots(len(GAINED), len(AGAINST), sharex="col", sharey="row")
     for upper, (metric, line) in enumerate(zip(GAINED, panels, strict=True)):
-        for axes, (skew, name) in zip(line, SKEWS.items(), strict=True):
-            _scatter_gains(axes, found, metric, skew)
+        for axes, (measure, name) in zip(line, AGAINST.items(), strict=True):
+            _scatter_gains(axes, found, metric, measure)
             if upper == len(GAINED) - 1:
                 axes.set_xlabel(name)
         line[0].set_ylabel(f"gain on fedavg, points of {METRICS[metric]}")
@@ -132,13 +132,13 @@ def gain_panels(found: Sequence[Gain]) -> Figure:
     return figure
 
 
-def _scatter_gains(axes: Axes, found: Sequence[Gain], metric: str, skew: str) -> None:
+def _scatter_gains(axes: Axes, found: Sequence[Gain], metric: str, measure: str) -> None:
     axes.axhline(0, color=QUIET, linewidth=0.8, zorder=1)
     for gain in found:
-        if gain.skew[skew] is not None and metric in gain.points:
+        if gain.against[measure] is not None and metric in gain.points:
             look = {"marker": MARKERS[gain.setting], "color": COLOUR[gain.row], "edgecolors": "white"}
             size, above = (52, 2) if gain.row in FOREMOST else (22, 3)  # small on large, so that none hides another
-            axes.scatter(gain.skew[skew], gain.points[metric], size, linewidths=0.6, zorder=above, **look)  # type: ignore[arg-type]
+            axes.scatter(gain.against[measure], gain.points[metric], size, linewidths=0.6, zorder=above, **look)  # type: ignore[arg-type]
     axes.grid()
 
 

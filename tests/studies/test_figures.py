@@ -36,19 +36,21 @@ def test_curves_are_means_and_bands_reach_from_lowest_to_highest(figures, comple
     assert len({line.get_color() for line in figure.axes[0].lines}) == len(TABLE)
 
 
-def test_gains_stand_over_the_skew_of_their_draw(figures, complete):
+def test_gains_stand_over_the_skew_of_their_draw_and_what_calibrating_does_for_fedavg(figures, complete):
     figure = figures["gains"]
-    skews = ("label_distance", "missing_classes", "cooccurrence_distance")
-    assert len(figure.axes) == 2 * len(skews)
+    assert len(figure.axes) == 2 * 4
     draw = chosen_draw(SETTING, complete)
     pairs = [[complete[Entry(SETTING, row, draw, seed).path] for row in ("spherefed", "fedavg")] for seed in range(3)]
+    partition, base = pairs[0][1]["partition"], [pair[1]["results"]["val"] for pair in pairs]
+    lifts = [100 * (own["calibrated"]["test"]["macro_f1"] - own["test"]["macro_f1"]) for own in base]
+    skews = [partition[name] for name in ("label_distance", "missing_classes", "cooccurrence_distance")]
     for place, axes in enumerate(figure.axes):
         drawn = np.concatenate([points.get_offsets() for points in axes.collections])
         results = [[record["results"]["val"] for record in pair] for pair in pairs]
-        if place >= len(skews):
+        if place >= 4:
             results = [[result["calibrated"] for result in pair] for pair in results]
         gain = np.mean([100 * (a["test"]["macro_f1"] - b["test"]["macro_f1"]) for a, b in results])
-        expected = [pairs[0][1]["partition"][skews[place % len(skews)]], gain]
+        expected = [[*skews, np.mean(lifts)][place % 4], gain]
         assert np.isclose(drawn, expected).all(axis=1).sum() == 1
 
 

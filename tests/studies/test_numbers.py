@@ -165,7 +165,7 @@ def test_the_draw_taken_is_marked_with_its_numbers(whole, complete):
 
 
 def test_gains_are_means_of_paired_differences(whole, complete):
-    ((header, rows),) = tables(whole[0], "## When does it help?")
+    (ranked, correlations), (header, rows) = tables(whole[0], "## When does it help?")
     assert len(rows) == len(SETTINGS) * (7 + 4 * 3)  # all methods on the draw taken, three of them on four more
     setting, row, draw, seeds, label_distance, *_, at_half, calibrated = rows[0]
     places = [(int(draw), seed) for seed in range(int(seeds))]
@@ -174,6 +174,13 @@ def test_gains_are_means_of_paired_differences(whole, complete):
         shows(cell, [np.mean([metric(a, name) - metric(b, name) for a, b in pairs])])
     assert label_distance == f"{pairs[0][1]['partition']['label_distance']:.2f}"
     assert header[-1] == "macro-F1 cal."
+    assert [row[:2] for row in correlations[:2]] == [["fednca-ml", "macro-F1"], ["fednca-ml", "macro-F1 cal."]]
+    own = np.array([[float(cell) for cell in cells[4:]] for cells in rows if cells[1] == "fednca-ml"])
+    for cells, gained in zip(correlations[:2], (own[:, -2], own[:, -1]), strict=True):
+        for measure, cell in zip(own.T[:4], cells[2:6], strict=True):
+            assert float(cell) == pytest.approx(stats.spearmanr(measure, gained).statistic, abs=0.03)  # rounded
+        assert cells[-1] == str(len(own))
+    assert ranked[2:6] == header[4:8]
 
 
 def test_features_have_silhouettes_and_cosines(whole, complete):
