@@ -25,6 +25,7 @@ def scalars(record: dict[str, Any]) -> dict[str, float]:
     {'loss/bce': 0.5, 'speed/seconds': 2.0}
     """
     kinds = {"loss": record["losses"]} | {kind: record.get(kind, {}) for kind in ("val", "test", "collapse")}
+    kinds["calibrated"] = record.get("calibrated", {}).get("test", {})
     kinds["speed"] = {key: record[key] for key in ("seconds", "train_seconds", "samples_per_second") if key in record}
     found = {f"{kind}/{name}": value for kind, values in kinds.items() for name, value in values.items()}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}

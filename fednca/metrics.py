@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -48,25 +48,41 @@ def multilabel_metrics(probabilities: Tensor, labels: Tensor, thresholds: float 
     if not ((probabilities >= 0) & (probabilities <= 1)).all():
         raise FedncaError("probabilities outside [0, 1] or not finite cannot be scored; apply a sigmoid to logits")
     known, positive = labels >= 0, labels == 1
-    predicted = (probabilities > thresholds) & known
-    true_positives = (predicted & positive).sum(dim=0)
-    claims = predicted.sum(dim=0) + positive.sum(dim=0)  # 2·TP + FP + FN
-    f1 = _f1(true_positives, claims, positive.sum(dim=0))
+    f1 = _f1_scores(probabilities, known, positive, thresholds)
     auc, ap = _rankings(probabilities, positive, known)
     together = [each.reshape(-1, 1) for each in (probabilities, positive, known)]
     micro_auc, _ = _rankings(*together)
-    micro_f1 = _f1(true_positives.sum(), claims.sum(), positive.sum())
-    means = {"macro_auc": auc.nanmean(), "micro_auc": micro_auc[0], "macro_f1": f1.nanmean(), "micro_f1": micro_f1}
-    means["mean_ap"] = ap.nanmean()
-    found, class_auc, class_f1, class_ap = _to_host(
-        torch.stack([*means.values()]), auc, f1, ap
-    )  # waits for the device once
+    means = torch.stack([auc.nanmean(), micro_auc[0], ap.nanmean()])
+    found, class_auc, f1_found, class_ap = _to_host(means, auc, f1, ap)  # waits for the device once
+    macro_auc, micro, mean_ap = found
     return Metrics(
-        **dict(zip(means, found, strict=True)),
+        macro_auc=macro_auc,
+        micro_auc=micro,
+        mean_ap=mean_ap,
         class_auc=tuple(class_auc),
-        class_f1=tuple(class_f1),
         class_ap=tuple(class_ap),
+        **_named(f1_found),
     )
+
+
+def at_thresholds(metrics: Metrics, probabilities: Tensor, labels: Tensor, thresholds: Tensor) -> Metrics:
+    """Return the metrics of the same scores with F1 at other thresholds; rankings have none."""
+    return replace(metrics, **_named(_f1_scores(probabilities, labels >= 0, labels == 1, thresholds).tolist()))
+
+
+def _f1_scores(probabilities: Tensor, known: Tensor, positive: Tensor, thresholds: float | Tensor) -> Tensor:
+    """Return F1 of each class, over all pairs (micro) and on average (macro): (C + 2,)."""
+    predicted = (probabilities > thresholds) & known
+    true_positives, positives = (predicted & positive).sum(dim=0), positive.sum(dim=0)
+    claims = predicted.sum(dim=0) + positives  # 2·TP + FP + FN
+    by_class = _f1(true_positives, claims, positives)
+    micro = _f1(true_positives.sum(), claims.sum(), positives.sum())
+    return torch.cat([by_class, torch.stack([micro, by_class.nanmean()])])
+
+
+def _named(f1: list[float]) -> dict[str, Any]:
+    *by_class, micro, macro = f1
+    return {"class_f1": tuple(by_class), "micro_f1": micro, "macro_f1": macro}
 
 
 def _rankings(probabilities: Tensor, positive: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

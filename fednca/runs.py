@@ -16,7 +16,7 @@ from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.engine.eager import Result
-from fednca.engine.loop import Job, Record, calibrate, close, run_rounds
+from fednca.engine.loop import Job, Record, close, run_rounds
 from fednca.errors import FedncaError, RunFailedError
 from fednca.files import Writer, append_line, explain_write, resuming, write_atomic
 from fednca.methods import create_method
@@ -199,7 +199,9 @@ def _go_on(
                     save_later(writer, run.folder / "last.safetensors", after)
                 for callback in callbacks:
                     callback.on_round(record, after.best)
-        write_atomic(run.folder / "results.json", json.dumps(final_results(run, job), indent=1).encode())
+        results = final_results(run)
+        save_final(run, job, results["val"]["calibrated"]["thresholds"])
+        write_atomic(run.folder / "results.json", json.dumps(results, indent=1).encode())
     except RunFailedError as error:
         how = f"{resuming(run.folder)} goes on from the last good checkpoint, with what its config.toml then says"
         raise RunFailedError(f"{error} ({how})") from error
@@ -225,16 +227,21 @@ def prepare_of(callbacks: Sequence[Callback]) -> Progress:
     return tell
 
 
-def final_results(run: Run, job: Job) -> dict[str, Record]:
-    """Hold the closing exchanges on the last and the best model, write the final one, return the results."""
-    results = select_rounds(run.history, run.config)
-    for which, name in (("last", "last"), ("best", "val")):
-        state = to_device(run.state(which), job.test.rows.device)
-        server = close(job, Server(state.server.weights))
-        thresholds, results[name]["calibrated"] = calibrate(job, server)
-    final = State(state.round, server, best=state.best, thresholds=thresholds)
-    save_checkpoint(run.folder / "final.safetensors", final)
+def final_results(run: Run) -> dict[str, Record]:
+    """Return the results with what the chosen rounds showed at their calibrated thresholds."""
+    history = run.history
+    results = select_rounds(history, run.config)
+    for name in ("val", "last"):
+        results[name]["calibrated"] = history[results[name]["round"] - 1]["calibrated"]
     return results
+
+
+def save_final(run: Run, job: Job, thresholds: list[float]) -> None:
+    """Write the model to use: the best one, after its closing exchange."""
+    state = to_device(run.state("best"), job.test.rows.device)
+    server = close(job, Server(state.server.weights))
+    final = State(state.round, server, best=state.best, thresholds=torch.tensor(thresholds, dtype=torch.float64))
+    save_checkpoint(run.folder / "final.safetensors", final)
 
 
 def select_rounds(history: list[Record], config: Config) -> dict[str, Record]:

@@ -25,7 +25,11 @@ ORDER = (9, 0, 5, 2, 3, 4, 7, 6, 1)
 COLOUR = dict(zip(TABLE, (COLOURS[place] for place in ORDER), strict=True))
 FOREMOST = ("fedavg", "fednca-ml", "fednca-ml:variant=released")
 MARKERS = dict(zip(SETTINGS, "osD^", strict=True))
-CURVES = (("val", "macro_f1", "validation macro-F1"), ("test", "macro_auc", "test macro-AUC"))
+CURVES = (
+    ("val", "macro_f1", "validation macro-F1"),
+    ("test", "macro_f1_calibrated", "test macro-F1 cal."),
+    ("test", "macro_auc", "test macro-AUC"),
+)
 RASTER_DPI = 130  # of the points of maps: as many vectors would be megabytes
 
 
@@ -68,17 +72,22 @@ def shown_name(row: str) -> str:
 
 
 def curves(setting: str, runs: Mapping[str, Sequence[Record]]) -> Figure:
-    """Draw metrics over rounds: the mean over seeds as a line, the smallest to the largest as a band."""
-    figure = Figure((9.5, 3.8), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for axes, (split, metric, name) in zip(panels, CURVES, strict=True):
-        for row, records in runs.items():
-            values = 100 * np.array([record["curves"][split][metric] for record in records], dtype=float)  # (S, R)
-            _band(axes, row, records[0]["curves"]["round"], values)
+    """Draw metrics over rounds: the mean over seeds as a line, the smallest to the largest as a band.
+
+    A metric that some records do not hold is left out: older ones have no calibrated F1 by round.
+    """
+    records = [record for own in runs.values() for record in own]
+    shown = [each for each in CURVES if all(each[1] in record["curves"][each[0]] for record in records)]
+    figure = Figure((1.9 + 3.8 * len(shown), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(shown))
+    for axes, (split, metric, name) in zip(panels, shown, strict=True):
+        for row, own in runs.items():
+            values = 100 * np.array([record["curves"][split][metric] for record in own], dtype=float)  # (S, R)
+            _band(axes, row, own[0]["curves"]["round"], values)
         axes.set(xlabel="round", ylabel="%", ylim=(_floor(runs, split, metric), None))
         axes.set_title(f"{setting}: {name}")
         axes.grid()
-    handles = [_line(row, shown_name(row) + _seeds(len(records))) for row, records in runs.items()]
+    handles = [_line(row, shown_name(row) + _seeds(len(own))) for row, own in runs.items()]
     figure.legend(handles=handles, loc="outside right upper")
     return figure
 

@@ -12,6 +12,7 @@ from fednca.collapse import class_means, positive_pairs
 from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
 from fednca.data.partition import summary
 from fednca.files import explain_write, write_atomic
+from fednca.report.comparison import COLUMNS, value_of
 from fednca.runfiles import read_json
 from fednca.runs import Run
 from fednca.setup import build_store, pick_device
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from plan import Entry
 
 RECORDS = Path(__file__).parent / "records"
-CURVES = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
 DIGITS = 5
 BATCH = 256
 
@@ -45,7 +45,7 @@ def make_record(entry: "Entry", run: Run, commit: str) -> dict[str, Any]:
     history, environment = run.history, run.environment
     judged = [record for record in history if "test" in record]
     curves = {
-        split: {metric: [rounded(record[split][metric]) for record in judged] for metric in CURVES}
+        split: {metric: [rounded(value_of(record, metric, split)) for record in judged] for metric in COLUMNS}
         for split in ("val", "test")
     }
     return {

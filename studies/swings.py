@@ -1,8 +1,10 @@
 """Do runs settle? How far apart test metrics of neighbouring rounds are, and whether the chosen round stands out."""
 
+from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
+from gains import GAINED
 from numpy.typing import NDArray
 from paired import signed
 from plan import SETTINGS, TABLE
@@ -22,20 +24,22 @@ Points between a test metric (F1 at 0.5) of a round and of the next, and of the 
 later half of the rounds and over seeds, on the draw taken. Of noise alone both are the same; where the first is much
 larger, the averaged model goes to and fro between two states. The last columns: by how many points the round with the
 best validation macro-F1, the one of the main tables, is above the mean of the rounds before and after it, and the mean
-of the later half of the rounds, which nothing chose."""
+of the later half of the rounds, which nothing chose, at 0.5 and at the thresholds calibrated in each round (the earlier
+runs did not keep these)."""
     rows = []
     for setting in SETTINGS:
         for row in TABLE:
             runs = study.over_seeds(setting, row).values()
             if runs:
                 steps = [fmean(step(run, metric, apart) for run in runs) for metric in SWINGING for apart in APART]
-                above, mean = (fmean(map(own, runs)) for own in (above_neighbours, later_mean))
-                steady = [signed(above), number(mean)]
+                means = [later_mean(list(runs), metric) for metric in GAINED]
+                steady = [signed(fmean(map(above_neighbours, runs))), *map(number, means)]
                 rows.append([setting, row + of_seeds(len(runs)), *(number(each, 2) for each in steps), *steady])
     if not rows:
         return f"{text}\n\n{NOT_RUN}"
     header = ["setting", "method", *(f"{METRICS[metric]}: {name}" for metric in SWINGING for name in APART.values())]
-    table = markdown([*header, "macro-F1: chosen round above", "macro-F1: later mean"], rows, texts=2)
+    header += ["macro-F1: chosen round above", *(f"{METRICS[metric]}: later mean" for metric in GAINED)]
+    table = markdown(header, rows, texts=2)
     return f"{text}\n\n{table}" + notes_below(study, SETTINGS, TABLE)
 
 
@@ -53,9 +57,11 @@ def above_neighbours(record: Record) -> float:
     return float(values[place] - np.mean(beside))
 
 
-def later_mean(record: Record) -> float:
-    """Return the mean test macro-F1 of the later half of a run, in percent."""
-    return float(later_half(record, "macro_f1").mean())
+def later_mean(records: Sequence[Record], metric: str) -> float | None:
+    """Return the mean test metric of the later half of runs, in percent; None where one did not keep it."""
+    if any(metric not in record["curves"]["test"] for record in records):
+        return None
+    return fmean(float(later_half(record, metric).mean()) for record in records)
 
 
 def later_half(record: Record, metric: str) -> NDArray[np.float64]:

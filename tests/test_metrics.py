@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torchmetrics.functional.classification import multilabel_auroc, multilabel_average_precision
 
 from fednca.errors import FedncaError
-from fednca.metrics import multilabel_metrics
+from fednca.metrics import at_thresholds, multilabel_metrics
 
 
 def defined_mean(values):
@@ -44,8 +44,8 @@ def reference_sklearn(p, y, thresholds):
     }
 
 
-def assert_matches_sklearn(p, y, thresholds=0.5):
-    metrics = multilabel_metrics(p, y, thresholds)
+def assert_matches_sklearn(p, y, thresholds=0.5, metrics=None):
+    metrics = metrics or multilabel_metrics(p, y, thresholds)
     for name, expected in reference_sklearn(p, y, thresholds).items():
         assert getattr(metrics, name) == pytest.approx(
             tuple(expected) if isinstance(expected, list) else expected, abs=1e-12, nan_ok=True
@@ -81,6 +81,13 @@ def test_ties_are_shared():
 def test_per_class_thresholds():
     p, y = random_case(300, 5)
     assert_matches_sklearn(p, y, torch.tensor([0.1, 0.3, 0.5, 0.7, 0.99]))
+
+
+def test_f1_moves_to_other_thresholds_and_all_else_stays():
+    p, y = random_case(300, 5)
+    y[torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.1] = -1
+    thresholds = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.99], dtype=torch.float64)
+    assert_matches_sklearn(p, y, thresholds, at_thresholds(multilabel_metrics(p, y), p, y, thresholds))
 
 
 def test_unknown_labels_leave_every_score():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import Stop, StopAfter, tiny
+from sklearn.metrics import f1_score
 
 import fednca
 import fednca.engine.checkpoint
@@ -18,6 +19,7 @@ import fednca.files
 import fednca.runfiles
 import fednca.runs
 from fednca.config import load_config
+from fednca.engine.calibrate import pick_thresholds, score_histograms
 from fednca.engine.checkpoint import State
 from fednca.engine.evaluate import predict
 from fednca.errors import FedncaError, RunFailedError
@@ -77,6 +79,35 @@ def test_the_best_checkpoint_is_the_model_whose_metrics_are_reported(whole):
     found = multilabel_metrics(predict(job.method, job.model, job.test, 256, whole.config.train), job.test.labels)
     assert found.as_dict() == whole.results["val"]["test"]
     assert whole.state("best").round == whole.results["val"]["round"]
+
+
+def test_thresholds_of_every_round_are_those_of_the_best_f1_on_validation_images(whole):
+    job = build_job(whole.config, whole.method, whole.federation, whole.model("last"), torch.device("cpu"))
+    found = whole.history[-1]["calibrated"]
+    thresholds = torch.tensor(found["thresholds"], dtype=torch.float64)
+    for name, shard in (("val", job.val), ("test", job.test)):
+        scores = predict(job.method, job.model, shard, 256, whole.config.train)
+        assert found[name] == multilabel_metrics(scores, shard.labels, thresholds).as_dict()
+        f1 = f1_score(shard.labels, scores > thresholds, average="macro")
+        assert found[name]["macro_f1"] == pytest.approx(f1, abs=1e-12)
+    bins = torch.linspace(0, 1, whole.config.calibrate.bins + 1, dtype=torch.float64)[:-1]
+    val = predict(job.method, job.model, job.val, 256, whole.config.train)
+    best = [max(f1_score(job.val.labels[:, c], val[:, c] > each) for each in bins) for c in range(val.shape[1])]
+    assert found["val"]["class_f1"] == pytest.approx(best, abs=1e-12)
+    assert whole.results["last"]["calibrated"] == found
+    assert whole.state("final").thresholds.tolist() == whole.results["val"]["calibrated"]["thresholds"]
+
+
+def test_counts_that_clients_withhold_decide_no_threshold(tmp_path):
+    config = tiny(method__name="fedavg", train__rounds=1).replace({"calibrate.min_count": 5, "calibrate.bins": 50})
+    run = train(config, tmp_path / "run")
+    job = build_job(run.config, run.method, run.federation, run.model("last"), torch.device("cpu"))
+    scores = predict(job.method, job.model, job.val, 256, run.config.train)
+    own = zip(scores.split(job.val_sizes), job.val.labels.split(job.val_sizes), strict=True)
+    sent = sum(score_histograms(*each, run.config.calibrate) for each in own)
+    together = score_histograms(scores, job.val.labels, run.config.calibrate)
+    expected, others = (pick_thresholds(counts, run.config.calibrate).tolist() for counts in (sent, together))
+    assert run.history[0]["calibrated"]["thresholds"] == expected != others
 
 
 def test_the_reported_loss_is_that_of_the_clients_weighted_by_their_images(whole):

@@ -18,7 +18,7 @@ from fednca.engine.eager import Result
 from fednca.engine.evaluate import autocast
 from fednca.errors import RunFailedError
 from fednca.methods.base import Method, Server, Tensors
-from fednca.metrics import multilabel_metrics
+from fednca.metrics import at_thresholds, multilabel_metrics
 from fednca.packed import Packed
 from fednca.randomness import numpy_rng
 
@@ -138,13 +138,15 @@ def check_weights(tensors: Tensors, where: str) -> None:
 
 
 def judge(job: Job, server: Server, where: str) -> Record:
-    """Return the metrics of the server's model on validation and test images, at threshold 0.5."""
+    """Return the metrics of the server's model on validation and test images, at 0.5 and at calibrated thresholds."""
     val, test = score(job, server)
     check_weights({"scores": torch.cat([val, test])}, where)
-    record: Record = {
-        "val": multilabel_metrics(val, job.val.labels).as_dict(),
-        "test": multilabel_metrics(test, job.test.labels).as_dict(),
-    }
+    scored = {"val": (val, job.val.labels), "test": (test, job.test.labels)}
+    metrics = {name: multilabel_metrics(*own) for name, own in scored.items()}
+    thresholds = choose_thresholds(job, val)
+    calibrated = {name: at_thresholds(metrics[name], *own, thresholds) for name, own in scored.items()}
+    record: Record = {name: own.as_dict() for name, own in metrics.items()}
+    record["calibrated"] = {"thresholds": thresholds.tolist()} | {n: own.as_dict() for n, own in calibrated.items()}
     if job.config.evaluate.collapse:
         job.model.load_state_dict(server.weights)
         record["collapse"] = measure_collapse(job.model.eval(), job.val.batches(job.config.evaluate.batch_size))
@@ -175,19 +177,13 @@ def describe_round(number: int, results: list[Result], seconds: float, config: C
     }
 
 
-def calibrate(job: Job, server: Server) -> tuple[Tensor, Record]:
-    """Choose thresholds from the clients' validation shares; return them (C,) and the metrics at them."""
+def choose_thresholds(job: Job, val: Tensor) -> Tensor:
+    """Return thresholds (C,) from the clients' histograms of their own parts of the validation scores."""
     config = job.config.calibrate
-    val, test = score(job, server)
-    parts = torch.split(val, job.val_sizes), torch.split(job.val.labels, job.val_sizes)
+    sizes = job.val_sizes if config.min_count > 1 else [len(val)]  # nothing withheld: the counts of all
+    parts = torch.split(val, sizes), torch.split(job.val.labels, sizes)
     sent = [score_histograms(probabilities, labels, config) for probabilities, labels in zip(*parts, strict=True)]
-    thresholds = pick_thresholds(torch.stack(sent).sum(0), config)
-    record = {
-        "thresholds": thresholds.tolist(),
-        "val": multilabel_metrics(val, job.val.labels, thresholds).as_dict(),
-        "test": multilabel_metrics(test, job.test.labels, thresholds).as_dict(),
-    }
-    return thresholds, record
+    return pick_thresholds(torch.stack(sent).sum(0), config)
 
 
 def close(job: Job, server: Server) -> Server:

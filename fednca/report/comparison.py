@@ -85,11 +85,11 @@ def compare(bench: Bench, select: str = "val") -> list[Line]:
     return lines
 
 
-def value_of(result: Mapping[str, Any], metric: str) -> float | None:
-    """Return a test metric of a run; the paper's choice of round has no calibrated one."""
+def value_of(result: Mapping[str, Any], metric: str, part: str = "test") -> float | None:
+    """Return a metric of a run or a round; the paper's choice of round has no calibrated one."""
     if metric.endswith(AT_THRESHOLDS):
         result = result.get("calibrated", {})
-    value: float | None = result["test"][metric.removesuffix(AT_THRESHOLDS)] if result else None
+    value: float | None = result[part][metric.removesuffix(AT_THRESHOLDS)] if result else None
     return value
 
 

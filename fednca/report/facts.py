@@ -13,6 +13,7 @@ from fednca.engine.loop import Record
 from fednca.errors import FedncaError
 from fednca.methods import method_class
 from fednca.progress import SHOWN
+from fednca.report.comparison import COLUMNS, value_of
 from fednca.report.figures import MOST_STACKED, group_tail, readable
 from fednca.report.groups import Group, differing, setting
 from fednca.report.partition import partition_report, train_counts
@@ -22,6 +23,7 @@ from fednca.rows import show
 from fednca.runs import Run
 
 METRICS = SHOWN | {"mean_ap": "mean AP"}
+CURVED = COLUMNS | METRICS
 BY_CLASS = {
     "class_f1": "F1 at 0.5",
     "calibrated_f1": "F1 at calibrated thresholds",
@@ -56,6 +58,7 @@ def page_facts(groups: Sequence[Group], federations: Federations) -> Facts:
         "version": version("fednca"),
         "finished": all(run.finished for group in groups for run in group.runs),
         "metrics": METRICS,
+        "curved": CURVED,
         "by_class": BY_CLASS,
         "selections": SELECTIONS,
         "groups": [group_facts(group) | {"setting": places.index(setting(group))} for group in groups],
@@ -85,9 +88,9 @@ def group_facts(group: Group) -> Facts:
         "runs": [run_facts(run, history) for run, history in zip(group.runs, histories, strict=True)],
         "seconds": elapsed(histories),
         "curves": {
-            f"{part}.{metric}": bands((record["round"], record[part][metric]) for record in judged)
+            f"{part}.{metric}": bands((record["round"], value_of(record, metric, part)) for record in judged)
             for part in ("val", "test")
-            for metric in METRICS
+            for metric in CURVED
         },
         "losses": {term: bands((record["round"], record["losses"].get(term)) for record in records) for term in terms},
         "clients": client_losses(records),

@@ -31,10 +31,12 @@ def test_curves_are_bands_over_the_seeds(facts, runs):
     assert (group["label"], [run["seed"] for run in group["runs"]]) == ("fedavg", [0, 1])
     for name, band in group["curves"].items():
         part, metric = name.split(".")
-        values = np.array([[record[part][metric] for record in own] for own in both])
+        judged = [[record["calibrated"] if "calibrated" in metric else record for record in own] for own in both]
+        values = np.array([[each[part][metric.removesuffix("_calibrated")] for each in own] for own in judged])
         assert band["x"] == [1, 2, 3]
         for key, expected in (("mean", values.mean(0)), ("low", values.min(0)), ("high", values.max(0))):
             np.testing.assert_allclose(band[key], expected, rtol=1e-5)
+    assert {"test.macro_f1", "val.mean_ap", "test.macro_f1_calibrated"} < group["curves"].keys()
     seconds = np.array([[record["seconds"] for record in own] for own in both])
     np.testing.assert_allclose(group["seconds"], seconds.cumsum(axis=1).mean(axis=0), rtol=1e-5)
     nc1 = np.array([[record["collapse"]["nc1"] for record in own] for own in both])

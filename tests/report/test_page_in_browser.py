@@ -117,6 +117,9 @@ def test_hovering_tells_the_values_of_a_round(opened, report, runs):
     page.click("[data-choice='metric:macro_auc']")
     page.locator("#curves-chart .hit").nth(1).hover()
     assert f"{100 * runs[2].history[1]['test']['macro_auc']:.1f}" in tip.inner_text()
+    page.click("[data-choice='metric:macro_f1_calibrated']")
+    page.locator("#curves-chart .hit").nth(1).hover()
+    assert f"{100 * runs[2].history[1]['calibrated']['test']['macro_f1']:.1f}" in tip.inner_text()
     page.locator("h1").hover()
     assert tip.is_hidden()
 

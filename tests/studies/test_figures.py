@@ -1,10 +1,13 @@
 """What the figures show, against the records that they are drawn from."""
 
+import copy
+
 import numpy as np
 import pytest
-from figures import draw_all
+from figures import curves, draw_all
 from plan import COMPONENTS, TABLE, Entry, chosen_draw
 from study import Study
+from swings import later_mean
 
 SETTING = "cifar10-0.5"
 
@@ -25,7 +28,8 @@ def labels(figure):
 
 def test_curves_are_means_and_bands_reach_from_lowest_to_highest(figures, complete):
     figure = figures[f"curves-{SETTING}"]
-    for axes, (split, metric) in zip(figure.axes, (("val", "macro_f1"), ("test", "macro_auc")), strict=True):
+    panels = (("val", "macro_f1"), ("test", "macro_f1_calibrated"), ("test", "macro_auc"))
+    for axes, (split, metric) in zip(figure.axes, panels, strict=True):
         assert len(axes.lines) == len(axes.collections) == len(TABLE)
         for row, line, band in zip(TABLE, axes.lines, axes.collections, strict=True):
             values = 100 * np.array([record["curves"][split][metric] for record in on_chosen_draw(complete, row)])
@@ -34,6 +38,15 @@ def test_curves_are_means_and_bands_reach_from_lowest_to_highest(figures, comple
             assert (heights.min(), heights.max()) == pytest.approx((values.min(), values.max()))
     assert labels(figure)[:2] == ["fedavg (3 seeds)", "fednca-ml (3 seeds)"]
     assert len({line.get_color() for line in figure.axes[0].lines}) == len(TABLE)
+
+
+def test_curves_that_some_runs_did_not_keep_are_left_out(complete):
+    older = copy.deepcopy(on_chosen_draw(complete, "fedavg"))
+    del older[1]["curves"]["test"]["macro_f1_calibrated"]
+    figure = curves(SETTING, {"fedavg": older, "fedprox": on_chosen_draw(complete, "fedprox")})
+    assert [axes.get_title().partition(": ")[2] for axes in figure.axes] == ["validation macro-F1", "test macro-AUC"]
+    assert later_mean(older, "macro_f1_calibrated") is None
+    assert later_mean(older[2:], "macro_f1_calibrated") is not None
 
 
 def test_gains_stand_over_the_skew_of_their_draw_and_what_calibrating_does_for_fedavg(figures, complete):

@@ -196,17 +196,19 @@ def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, comple
     steps = [(name, apart) for name in ("macro-AUC", "macro-F1") for apart in (1, 2)]
     assert header[2:6] == [f"{name}: {'next round' if apart == 1 else 'the one after'}" for name, apart in steps]
     assert {(setting, row) for setting, row, *_ in rows} == {(setting, row) for setting in SETTINGS for row in TABLE}
-    for setting, row, *cells, above, mean in rows:
+    for setting, row, *cells, above, mean, calibrated in rows:
         for (name, apart), cell in zip(steps, cells, strict=True):
             curves = [curve_of(record, name) for record in runs(complete, row, setting)]
             pairs = [abs(curve[i] - curve[i + apart]) for curve in curves for i in range(5, 10 - apart)]
             assert float(cell) == pytest.approx(np.mean(pairs), abs=0.00501)
         shows(above, [np.mean([peak(record) for record in runs(complete, row, setting)])])
-        shows(mean, [np.mean([curve_of(record, "macro-F1")[5:] for record in runs(complete, row, setting)])])
+        for name, cell in (("macro-F1", mean), ("macro-F1 cal.", calibrated)):
+            shows(cell, [np.mean([curve_of(record, name)[5:] for record in runs(complete, row, setting)])])
 
 
 def curve_of(record, name):
-    return [100 * value for value in record["curves"]["test"][column(name)]]
+    metric = column(name) + ("_calibrated" if name.endswith(" cal.") else "")
+    return [100 * value for value in record["curves"]["test"][metric]]
 
 
 def peak(record):

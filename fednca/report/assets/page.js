@@ -123,16 +123,16 @@ function results() {
 
 function curves() {
   section("curves", "Curves", "Learning curves", "The line is the mean over seeds, the band runs from the least to the greatest. Hover for values.",
-    h("div", { class: "choices" }, choices("metric", "metric", data.metrics)),
+    h("div", { class: "choices" }, choices("metric", "metric", data.curved)),
     h("div", { class: "choices" }, choices("images", "part", { test: "test", val: "validation" }), choices("against", "x", { rounds: "rounds", seconds: "time" })),
-    caption(() => `${data.metrics[chosen.metric]} on ${chosen.part === "test" ? "test" : "validation"} images, percent`),
+    caption(() => `${data.curved[chosen.metric]} on ${chosen.part === "test" ? "test" : "validation"} images, percent`),
     drawn(h("div", { id: "curves-chart" }), (host) => {
       const clock = (group, x) => (chosen.x === "rounds" ? x : x.map((round) => group.seconds[round - 1]));
       const series = visible().map((group) => {
         const band = group.curves[`${chosen.part}.${chosen.metric}`];
         return { i: group.i, name: group.label, ...band, x: clock(group, band.x) };
       });
-      lineChart(host, series, { xlabel: chosen.x === "rounds" ? "round" : "seconds", label: `${data.metrics[chosen.metric]} by ${chosen.x}`, height: 360, show: percent, showTick: wholePercent, whole: chosen.x === "rounds" });
+      lineChart(host, series, { xlabel: chosen.x === "rounds" ? "round" : "seconds", label: `${data.curved[chosen.metric]} by ${chosen.x}`, height: 360, show: percent, showTick: wholePercent, whole: chosen.x === "rounds" });
     }));
 }
 
