@@ -131,7 +131,10 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
             pretrained = run.config.model.pretrained
             model = build_model(run.config, run.method, federation.dataset.classes, pretrained=pretrained)
             return _begin(run, federation, model, device, callbacks)
-        state = to_device(run.state("last"), device)
+        try:
+            state = to_device(run.state("last"), device)
+        except FedncaError as error:
+            raise FedncaError(f"{error}; if that file is deleted, the run begins anew") from None
         truncate_history(run.folder / "history.jsonl", state.round)
         model = build_model(run.config, run.method, run.federation.dataset.classes, pretrained="none")
         check_fit(run, model, state)
