@@ -103,9 +103,19 @@ def verdicts(study: Study, setting: str, pairs: Sequence[tuple[str, str]]) -> li
         found = {metric: differences(study, setting, row, base, metric) for metric in COMPARED}
         places = sorted(set().union(*found.values()))
         drawn = {draw for draw, _ in places}
-        cells = [f"{each.text()} {verdict(own)}" if (each := pooled(own)) else NOT_RUN for own in found.values()]
-        rows.append([setting, f"{row} − {base}", *cells, str(len(drawn)), str(len(places))])
+        rows.append([setting, f"{row} − {base}", *map(judged, found.values()), str(len(drawn)), str(len(places))])
     return rows
+
+
+def judged(pairs: Pairs) -> str:
+    """Write the mean of differences with its interval and the verdict."""
+    return f"{interval(pairs)} {verdict(pairs)}" if pairs else NOT_RUN
+
+
+def interval(pairs: Pairs) -> str:
+    """Write the mean of differences with its interval."""
+    found = pooled(pairs)
+    return NOT_RUN if found is None else found.text()
 
 
 def verdict(pairs: Pairs) -> str:

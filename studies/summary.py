@@ -1,10 +1,10 @@
 """The top of the page: what it is about, and FedNCA-ML against FedAvg at a glance."""
 
-from comparisons import BASE, verdict
+from comparisons import BASE, interval, judged
 from facts import of_tables
-from paired import Pairs, differences, mean_by_draw, pooled, signed
+from paired import Pairs, differences, mean_by_draw, signed
 from plan import FEDNCA, SETTINGS, TABLE, eventual_runs, plan
-from seed_tables import NOT_RUN, NOTHING, markdown
+from seed_tables import NOTHING, markdown
 from study import Study, dataset_and_beta
 
 from fednca.report.published import published
@@ -66,17 +66,6 @@ def published_gain(setting: str, metric: str) -> str:
     """Write by how many points the paper's FedNCA-ML is above its FedAvg."""
     own, base = (published(*dataset_and_beta(setting), method, metric) for method in (FEDNCA[0], BASE))
     return NOTHING if own is None or base is None else signed(own - base)
-
-
-def interval(pairs: Pairs) -> str:
-    """Write the mean of differences with its interval."""
-    found = pooled(pairs)
-    return NOT_RUN if found is None else found.text()
-
-
-def judged(pairs: Pairs) -> str:
-    """Write the mean of differences with its interval and the verdict."""
-    return f"{interval(pairs)} {verdict(pairs)}" if pairs else NOT_RUN
 
 
 def counted(pairs: Pairs) -> str:

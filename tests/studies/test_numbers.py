@@ -14,6 +14,8 @@ from swings import above_neighbours, step
 
 from fednca.report.published import published
 
+RELEASED = "fednca-ml:variant=released"
+
 
 def test_main_tables_hold_means_deviations_and_published_values(whole, complete):
     for setting in SETTINGS:
@@ -192,7 +194,7 @@ def test_features_have_silhouettes_and_cosines(whole, complete):
 
 
 def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, complete):
-    (header, rows), *_ = tables(whole[0], "### Do runs settle?")
+    (header, rows), _ = tables(whole[0], "### Do runs settle?")
     steps = [(name, apart) for name in ("macro-AUC", "macro-F1") for apart in (1, 2)]
     assert header[2:6] == [f"{name}: {'next round' if apart == 1 else 'the one after'}" for name, apart in steps]
     assert {(setting, row) for setting, row, *_ in rows} == {(setting, row) for setting in SETTINGS for row in TABLE}
@@ -204,6 +206,27 @@ def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, comple
         shows(above, [np.mean([peak(record) for record in runs(complete, row, setting)])])
         for name, cell in (("macro-F1", mean), ("macro-F1 cal.", calibrated)):
             shows(cell, [np.mean([curve_of(record, name)[5:] for record in runs(complete, row, setting)])])
+
+
+def test_gains_by_round_are_those_of_scipy(whole, complete):
+    _, (_, rows) = tables(whole[0], "### Do runs settle?")
+    assert [row[:2] for row in rows[:2]] == [["dermamnist-0.1", "fednca-ml"], ["dermamnist-0.1", RELEASED]]
+    assert len(rows) == 2 * len(SETTINGS)
+    ways = (
+        lambda record: metric(record, "macro-F1"),
+        lambda record: np.mean(curve_of(record, "macro-F1")[5:]),
+        lambda record: 100 * record["results"]["last"]["test"]["macro_f1"],
+    )
+    for setting, row, *cells, _ in rows:
+        for way, cell in zip(ways, cells, strict=True):
+            pairs = [
+                (draw, [complete.get(Entry(setting, each, draw, seed).path) for each in (row, "fedavg")])
+                for draw in DRAWS
+                for seed in range(3)
+            ]
+            gaps = [(draw, way(own) - way(base)) for draw, (own, base) in pairs if own and base]
+            means = [np.mean([gap for where, gap in gaps if where == draw]) for draw in DRAWS]
+            shows(cell, [np.mean(means), *stats.ttest_1samp(means, 0).confidence_interval(0.95)])
 
 
 def curve_of(record, name):
