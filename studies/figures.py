@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from plan import ABLATED, SETTINGS, TABLE, WITH_FEATURES
 from study import METRICS, Record, Study
 
-from fednca.files import write_atomic
 from fednca.report.figures import COLOURS, QUIET, STYLE, readable
 
 OWN_STYLE = STYLE | {"svg.fonttype": "none"}
@@ -54,12 +52,12 @@ def _draw_all(study: Study) -> Iterator[tuple[str, Figure]]:
             yield f"cosines-{setting}", cosine_maps(setting, kept)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a picture that is the same file whenever it shows the same."""
+def picture_of(figure: Figure) -> bytes:
+    """Return an SVG file that is the same, with the same matplotlib, whenever it shows the same."""
     picture = BytesIO()
     with rc_context(OWN_STYLE):
         figure.savefig(picture, format="svg", dpi=RASTER_DPI, metadata={"Date": None, "Creator": None})
-    write_atomic(path, picture.getvalue())
+    return picture.getvalue()
 
 
 def shown_name(row: str) -> str:

@@ -13,7 +13,7 @@ from ablations import candidates, components, extras, queries
 from comparisons import against_fedavg, main_tables, other_data, several_draws
 from facts import appendix, how_it_was_run, trials, which_draw
 from features import feature_section
-from figures import draw_all, save
+from figures import draw_all, picture_of
 from gains import when_it_helps
 from matplotlib.figure import Figure
 from plan import SETTINGS, TABLE, Records
@@ -108,7 +108,7 @@ def write_page(page: Page, out: Path) -> None:
     with explain_write(out):
         (folder if page.figures else out).mkdir(parents=True, exist_ok=True)
     for name, figure in page.figures.items():
-        save(figure, folder / f"{name}.svg")
+        write_atomic(folder / f"{name}.svg", picture_of(figure))
     for path in stale(page, out):
         path.unlink()
     write_atomic(out / PAGE, page.text.encode())
@@ -125,8 +125,9 @@ def what_differs(page: Page, out: Path) -> str:
     again = "run `python studies/page.py`"
     if not path.is_file() or path.read_text(encoding="utf-8") != page.text:
         return f"'{path}' is not what the records give; {again}"
-    missing = [name for name in page.figures if not (out / FOLDER / f"{name}.svg").is_file()]
-    if missing or stale(page, out):
+    paths = {name: out / FOLDER / f"{name}.svg" for name in page.figures}
+    same = all(paths[name].is_file() and paths[name].read_bytes() == picture_of(page.figures[name]) for name in paths)
+    if not same or stale(page, out):
         return f"the figures in '{out / FOLDER}' are not those of the records; {again}"
     return ""
 
