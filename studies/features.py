@@ -7,7 +7,7 @@ from plan import ABLATED, COMPONENTS, SEEDS, WITH_FEATURES
 from seed_tables import NOT_RUN, markdown, number
 from study import Record, Study
 
-SILHOUETTES = ("class", "class, one label", "label count")
+SILHOUETTES = ("class", "class, one label", "label count", "class, absent")
 
 
 def kept_features(study: Study, setting: str) -> dict[str, Record]:
@@ -49,9 +49,10 @@ The paper claims that the features of a linear head (FC) cluster by the number o
 Test features of the final models (draw taken, seed {SEEDS[0]}): an image counts once for each of its labels, with its
 feature for that label where the model has one per class. LADM reads that feature with the label's own query, so that
 the query, and not the image alone, may part its classes. Maps are t-SNE on cosine distances; silhouettes (-1 to 1,
-higher: better parted) are those of the features themselves. Cosines are those between class means: as they are (the
-paper's "pairwise cosine similarity"), and, in the figure, around their common mean, where all are -1/(C-1) for a
-simplex of C classes."""
+higher: better parted) are those of the features themselves; the last one is that of features for classes that the
+image does not show, which little but the query can part (earlier runs did not keep it). Cosines are those between
+class means: as they are (the paper's "pairwise cosine similarity"), and, in the figure, around their common mean,
+where all are -1/(C-1) for a simplex of C classes."""
     parts = [text]
     for setting in ABLATED:
         shown = [figures[name] for name in (f"features-{setting}", f"cosines-{setting}") if name in figures]
@@ -68,13 +69,16 @@ def silhouettes_table(study: Study, setting: str) -> str:
         "mean cosine as they are",
         "mean distance to a simplex's around their mean",
     ]
-    rows = [[name, *(feature_cells(found[name]) if name in found else [NOT_RUN] * 5)] for name in WITH_FEATURES]
+    rows = [
+        [name, *(feature_cells(found[name]) if name in found else [NOT_RUN] * (len(header) - 1))]
+        for name in WITH_FEATURES
+    ]
     return markdown(header, rows) if found else NOT_RUN
 
 
 def feature_cells(record: Record) -> list[str]:
     """Write what is known of a run's features."""
     features = record["features"]
-    scores = [number(features["silhouette"][name], 3) for name in SILHOUETTES]
+    scores = [number(features["silhouette"].get(name), 3) for name in SILHOUETTES]
     raw = mean(between_classes(features["raw_cosines"]))
     return [*scores, *(number(value, 3) for value in (raw, distance_to_ideal(features["mean_cosines"])))]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fednca.collapse import class_means, positive_pairs
+from fednca.collapse import Pairs, class_means, positive_pairs
 from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
 from fednca.data.partition import summary
 from fednca.files import explain_write, write_atomic
@@ -97,16 +97,20 @@ def describe_features(run: Run) -> dict[str, Any]:
     """Return a map of the final model's test features, how well classes and label counts part them, and class means.
 
     An image counts once for each of its labels, as in `fednca.collapse`; silhouettes are those of cosine distances
-    between the features themselves, of all and of those of images with one label.
+    between the features themselves: of all, of those of images with one label, and of as many features for classes that
+    an image does not show, which little but a class's own query can part.
     """
     from sklearn.manifold import TSNE
 
     device, test = pick_device(run.config.device), run.federation.dataset.test
     store, model = build_store(run.config, test.images, device), run.model().to(device)
-    labels = torch.as_tensor(test.labels, device=device)
-    rows = torch.arange(len(labels), device=device)
-    batches = [(store.gather(rows[i : i + BATCH]), labels[i : i + BATCH]) for i in range(0, len(labels), BATCH)]
-    pairs = positive_pairs(model, batches)
+    rows = torch.arange(len(test.labels), device=device)
+
+    def pairs_of(labels: NDArray[np.int8]) -> Pairs:
+        parts = zip(rows.split(BATCH), torch.as_tensor(labels, device=device).split(BATCH), strict=True)
+        return positive_pairs(model, ((store.gather(own), marked) for own, marked in parts))
+
+    pairs, absent = pairs_of(test.labels), pairs_of(absent_labels(test.labels))
     features, classes = pairs.features.cpu().numpy(), pairs.classes.cpu().numpy()
     counts = (test.labels == 1).sum(axis=1)[pairs.images.cpu().numpy()]
     means = class_means(pairs, test.labels.shape[1]).cpu()
@@ -121,10 +125,23 @@ def describe_features(run: Run) -> dict[str, Any]:
             "class": silhouette(features, classes),
             "class, one label": silhouette(features[single], classes[single]),
             "label count": silhouette(features, counts),
+            "class, absent": silhouette(absent.features.cpu().numpy(), absent.classes.cpu().numpy()),
         },
         "mean_cosines": rounded((centred @ centred.T).tolist()),  # about the mean of all classes
         "raw_cosines": rounded((raw @ raw.T).tolist()),
     }
+
+
+def absent_labels(labels: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Mark, for each image, as many classes that it does not show as it shows, at random.
+
+    >>> absent_labels(np.array([[1, 0], [0, 1]], np.int8)).tolist()
+    [[0, 1], [1, 0]]
+    """
+    order = np.random.default_rng(0).random(labels.shape)
+    order[labels != 0] = 2  # after all others
+    places = order.argsort(axis=1).argsort(axis=1)
+    return ((places < (labels == 1).sum(axis=1, keepdims=True)) & (labels == 0)).astype(np.int8)
 
 
 def silhouette(features: NDArray[np.float64], groups: NDArray[np.integer]) -> float:
