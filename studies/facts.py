@@ -159,9 +159,9 @@ that a client has no image of, on average."""
 def draws_table(study: Study, setting: str) -> str:
     """Show FedAvg on the draws of a setting; the draw that was taken is bold."""
     reported = [published(*dataset_and_beta(setting), "fedavg", metric) for metric in SHOWN]
-    header = ["draw", *SHOWN.values(), "to published", "macro-F1 cal.", *("label distance", "missing")]
-    header += ["co-occurrence distance", "images"]
-    rows = [["published", *map(number, reported), *[""] * 6]]
+    measured = ["to published", "macro-F1 cal.", "label distance", "missing", "co-occurrence distance", "images"]
+    header = ["draw", *SHOWN.values(), *measured]
+    rows = [["published", *map(number, reported), *[""] * len(measured)]]
     for entry in draws(setting):
         record = study.records.get(entry.path)
         taken = entry.draw == study.chosen[setting]

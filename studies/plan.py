@@ -56,7 +56,6 @@ COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_ever
 PRETRAINED = {"model.pretrained": "data/resnet18_imagenet.safetensors"}
 OF_DATASET = {
     "dermamnist": PRETRAINED,
-    "cifar10": {},
     "coco-sample": {**PRETRAINED, "data.root": "data/coco"},
     "nih-sample": {**PRETRAINED, "data.name": "folder", "data.root": "data/nih-sample"},
 }
@@ -98,7 +97,7 @@ class Entry:
         if row["method.name"] == "fedlgt" and dataset in TEXT_TABLES:
             row = {**row, "method.options.text": TEXT_TABLES[dataset]}
         preset = SAMPLES.get(self.setting, self.setting)
-        return load_config(preset, {**COMMON, **OF_DATASET[dataset], **row, **own, **dict(self.changes)})
+        return load_config(preset, {**COMMON, **OF_DATASET.get(dataset, {}), **row, **own, **dict(self.changes)})
 
 
 # CIFAR-10's image size and numbers of composites are open: what comes near the published centralised and FedAvg rows is
