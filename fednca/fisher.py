@@ -5,7 +5,7 @@ those of convolutions, linear layers and BatchNorms, one backward pass over a ba
 square its own gradients, layer by layer; any other model is differentiated sample by sample, a few at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,22 +27,18 @@ if TYPE_CHECKING:
 HELD = 1 << 26  # numbers in the per-sample gradients held at once, each gradient as large as the model
 MOST = 32  # samples at once, however small the model
 
-Batches = Iterable[tuple[Tensor, Tensor]]
 Forward = Callable[[Tensor], Tensor]
 Squares = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # of a layer, by its input and output's gradient
 
 
-def fisher_diagonal(learner: "Method", local: "Local", batches: Batches) -> "Tensors":
-    """Return the mean over samples of the squared per-sample gradients of the learner's loss, by name of weight."""
+def fisher_sums(learner: "Method", local: "Local", images: Tensor, labels: Tensor) -> "Tensors":
+    """Return the sums over a batch of the squared per-sample gradients of the learner's loss, by name of weight."""
     local.model.eval()  # BatchNorm would mix the samples
     weights = {name: weight.detach() for name, weight in local.weights.items()}
     totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     add = add_by_layers if layers_tell(local) else add_by_samples
-    samples = 0
-    for images, labels in batches:
-        add(totals, learner, local, weights, images, labels)
-        samples += len(images)
-    return {name: total / samples for name, total in totals.items()}
+    add(totals, learner, local, weights, images, labels)
+    return totals
 
 
 # -- any model -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Outcome:
     results: list[Result]
     states: dict[int, Tensors]
     scores: torch.Tensor
+    sums: list[Tensors]  # of the closing exchange
 
 
 def start(config, device="cpu") -> tuple[Job, Server]:
@@ -35,7 +36,7 @@ def start(config, device="cpu") -> tuple[Job, Server]:
 
 
 def play(job: Job, engine, server: Server, rounds: int, states=None, first: int = 1) -> Outcome:
-    """Let an engine train some rounds and score the test images."""
+    """Let an engine train some rounds, score the test images and, with methods that have one, close."""
     states, results = dict(states or {}), []
     for number in range(first, first + rounds):
         clients = choose_clients(job.config, len(job.train), number)
@@ -43,8 +44,10 @@ def play(job: Job, engine, server: Server, rounds: int, states=None, first: int 
         assert [result.update.client for result in results] == clients
         server = job.method.aggregate(server, [r.update for r in results], shares(job.config, results))
         states |= {r.update.client: r.state for r in results if r.state}
-    scores = engine.predict(server.weights, job.test, job.config.evaluate.batch_size)
-    return Outcome(server, results, states, scores)
+    size = job.config.evaluate.batch_size
+    scores = engine.predict(server.weights, job.test, size)
+    sums = engine.close_sums(server.weights, job.train, size) if job.method.closes else []
+    return Outcome(server, results, states, scores, sums)
 
 
 def comparable(tensors: Tensors) -> Tensors:
@@ -52,10 +55,12 @@ def comparable(tensors: Tensors) -> Tensors:
 
 
 def assert_agree(found: Outcome, expected: Outcome, atol: float, state_atol: float | None = None) -> None:
-    """Compare weights and buffers, uploads, clients' states, losses and scores."""
+    """Compare weights and buffers, uploads, clients' states, losses, scores and sums of the closing exchange."""
     near = {"rtol": 0, "atol": atol}
     torch.testing.assert_close(comparable(found.server.weights), comparable(expected.server.weights), **near)
     torch.testing.assert_close(found.scores.cpu(), expected.scores.cpu(), **near)
+    for mine, reference in zip(found.sums, expected.sums, strict=True):
+        torch.testing.assert_close(comparable(mine), comparable(reference), rtol=atol, atol=atol)
     assert found.states.keys() == expected.states.keys()
     loose = {"rtol": 0, "atol": state_atol or atol}
     for client, state in expected.states.items():

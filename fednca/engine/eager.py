@@ -1,6 +1,6 @@
 """The reference engine: clients one after another, an ordinary training loop, any device."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,6 +62,7 @@ class EagerEngine:
                 received=received,
                 state={name: tensor.to(device) for name, tensor in state.items()},
                 rng=torch_rng(self.seed, "losses", number, client),
+                samples=len(shard),
             )
             order = torch_rng(self.seed, "batches", number, client)
             change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
@@ -81,6 +82,14 @@ class EagerEngine:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
         self.model.load_state_dict(weights)
         return predict(self.method, self.model, shard, batch_size, self.config)
+
+    @torch.no_grad()
+    def close_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int) -> list[Tensors]:
+        """Return each client's sums for the closing exchange of a model with these weights."""
+        self.model.load_state_dict(weights)
+        model = self.model.eval()
+        with autocast(next(model.parameters()).device, self.config):
+            return [add_up(self.method.close_sums(model, *b) for b in shard.batches(batch_size)) for shard in shards]
 
     def close(self) -> None:
         """Hold nothing that must be given back."""
@@ -125,10 +134,36 @@ def local_update(
 
 def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> Tensors:
     """Let the method finish a client's update and return what it uploads beside the weights."""
-    device = next(local.model.parameters()).device
+    device, sums = next(local.model.parameters()).device, {}
+    if adds_up(method):
+        with autocast(device, config):
+            sums = add_up(method.finish_sums(local, *batch) for batch in shard.batches(finish_batch(device)))
+    return method.finish(local, sums)
+
+
+def adds_up(method: Method) -> bool:
+    """Tell whether a method goes through a client's images again after the last step."""
+    return type(method).finish_sums is not Method.finish_sums
+
+
+def finish_batch(device: torch.device) -> int:
+    """Return how many images it is then given at once."""
     large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE_MEMORY
-    with autocast(device, config):
-        return method.finish(local, shard.batches(LARGE_FINISH_BATCH if large else FINISH_BATCH))
+    return LARGE_FINISH_BATCH if large else FINISH_BATCH
+
+
+def add_up(parts: Iterable[Tensors]) -> Tensors:
+    """Add up tensors of the same names.
+
+    >>> add_up([{"a": torch.tensor(1)}, {"a": torch.tensor(2)}])
+    {'a': tensor(3)}
+    """
+    total: Tensors = {}
+    for part in parts:
+        if total:
+            torch._foreach_add_(list(total.values()), [part[name] for name in total])
+        total = total or {name: tensor.clone() for name, tensor in part.items()}
+    return total
 
 
 def train_step(

@@ -2,25 +2,26 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fednca.engine.augment import draw
-from fednca.engine.batches import ImageStore, Shard, batch_bounds
-from fednca.engine.eager import EagerEngine, Result, finish
+from fednca.engine.batches import Shard, batch_bounds
+from fednca.engine.eager import EagerEngine, Result, adds_up, finish_batch
+from fednca.engine.evaluate import autocast
+from fednca.engine.judge import Judge
 from fednca.engine.lanes import Lane
-from fednca.engine.slots import Common, Feed, Judge, Slot
+from fednca.engine.slots import Common, Feed, Slot, copy_all
 from fednca.errors import UnfitEngineError
 from fednca.methods.base import Local, Server, Tensors, Update
 from fednca.packed import Packed
 from fednca.randomness import derive_seed, seeded, torch_rng
 
 HEADROOM = 0.9  # share of the free memory that slots may take
-
-
+FINISH, CLOSE = "finish", "close"  # names of what is captured beside steps
 END = object()
 
 
@@ -54,9 +55,11 @@ class GraphEngine:
         self.slots: list[tuple[Slot, Lane]] = []
         largest = max(size for shard in self.shards for size in sizes_of(shard, self.config.batch_size))
         self.common.try_out(*next(longest.batches(largest)))
-        self.judge = Judge(self.common, self.classes, max(map(len, judged), default=0))
-        self.judging = Lane(self.device)
-        self.stores: dict[int, ImageStore] = {}
+        passed_over = [*judged, *(self.shards if self.method.closes or adds_up(self.method) else [])]
+        self.judge = Judge(self.common, self.classes, max(map(len, passed_over), default=0))
+        self.seen = {name: tensor.clone() for name, tensor in self.common.state.items()} if adds_up(self.method) else {}
+        if self.common.drawn:  # what a loss draws comes from the host
+            self.judge.uncaptured.add(FINISH)
         fitting = self._plan(wanted, largest)
         self.note = f"engine: CUDA graphs, {fitting} clients at once"
         if fitting < wanted:
@@ -171,9 +174,10 @@ class GraphEngine:
             state={name: tensor.to(self.device) for name, tensor in (task.state or self.common.state).items()},
             rng=task.rng,
             steps=len(task.feed.sizes),
+            samples=len(shard),
         )
         vars(local).update(global_model=self.common.frozen.model)  # Local would make a copy
-        extra = finish(self.method, local, shard, config)
+        extra = self._finish(local, shard)
         if not self.keep_states:
             local.state = {name: tensor.cpu() for name, tensor in local.state.items()}
         update = Update(task.client, task.weights, extra, len(shard), local.steps)
@@ -181,24 +185,42 @@ class GraphEngine:
         means = [total / seen for total in task.totals.tolist()]
         return Result(update, local.state, dict(zip(self.common.terms, means, strict=True)))
 
+    def _finish(self, local: Local, shard: Shard) -> Tensors:
+        """Do what the eager engine does after a client's last step, going through its images by graphs."""
+        if not adds_up(self.method):
+            return self.method.finish(local, {})
+        copy_all(local.state, self.seen)
+        seen = replace(local, state=self.seen)
+        vars(seen).update(global_model=local.global_model)
+
+        def tell(images: Tensor, labels: Tensor) -> Tensors:
+            with autocast(self.device, self.config):
+                return self.method.finish_sums(seen, images, labels)
+
+        return self.method.finish(local, self.judge.add_up(FINISH, shard, finish_batch(self.device), tell))
+
     @torch.no_grad()
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
-        if len(shard) > len(self.judge.rows):
-            self.judge = Judge(self.common, self.classes, len(shard))
-            self.judging.graphs.clear()
-        self.stores[id(shard.store)] = shard.store  # a graph reads from it
-        self.judge.begin(weights, shard)
-        for start, stop in batch_bounds(len(shard), batch_size):
-            step = partial(self.judge.step, stop - start, shard.store)
-            self.judging.do((stop - start, id(shard.store)), step)
-        return self.judge.scores[: len(shard)].clone()
+        self.judge.load(weights)
+        return self.judge.score(shard, batch_size)
+
+    @torch.no_grad()
+    def close_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int) -> list[Tensors]:
+        """Return each client's sums for the closing exchange of a model with these weights."""
+        self.judge.load(weights)
+
+        def tell(images: Tensor, labels: Tensor) -> Tensors:
+            with autocast(self.device, self.config):
+                return self.method.close_sums(self.judge.frozen.model, images, labels)
+
+        return [self.judge.add_up(CLOSE, shard, batch_size, tell) for shard in shards]
 
     def close(self) -> None:
         """Drop graphs and slots, so that their memory is free for other runs."""
         for _, lane in self.slots:
             lane.close()
-        self.judging.close()
+        self.judge.lane.close()
         self.slots.clear()
 
 

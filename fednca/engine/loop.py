@@ -15,7 +15,6 @@ from fednca.engine.batches import Shard
 from fednca.engine.calibrate import pick_thresholds, score_histograms
 from fednca.engine.checkpoint import Best, State
 from fednca.engine.eager import Result
-from fednca.engine.evaluate import autocast
 from fednca.errors import RunFailedError
 from fednca.methods.base import Method, Server, Tensors
 from fednca.metrics import at_thresholds, multilabel_metrics
@@ -37,6 +36,9 @@ class Engine(Protocol):
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images, in its order."""
+
+    def close_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int) -> list[Tensors]:
+        """Return each client's sums for the method's closing exchange of a model with these weights."""
 
     def close(self) -> None:
         """Give back what the engine holds outside of this process's memory."""
@@ -190,10 +192,5 @@ def close(job: Job, server: Server) -> Server:
     """Hold the closing exchange, if the method has one: clients send sums, the server makes the model to use."""
     if not job.method.closes:
         return server
-    sums = []
-    for shard in job.train:
-        job.model.load_state_dict(server.weights)
-        job.model.eval()
-        with torch.no_grad(), autocast(job.test.rows.device, job.config.train):
-            sums.append(job.method.close_client(job.model, shard.batches(job.config.evaluate.batch_size)))
+    sums = job.engine.close_sums(server.weights, job.train, job.config.evaluate.batch_size)
     return job.method.close_server(server, sums)

@@ -68,7 +68,20 @@ class PredictBatch:
         return self.start, eager.predict(sent.weights, batch, self.batch_size)
 
 
-Task = TrainClient | PredictBatch
+@dataclass(frozen=True)
+class CloseClient:
+    """One client's part in the closing exchange."""
+
+    shard: int
+    batch_size: int
+
+    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> tuple[int, Tensors]:
+        """Return whose shard it is, and its sums."""
+        (sums,) = eager.close_sums(sent.weights, [shards[self.shard]], self.batch_size)
+        return self.shard, sums
+
+
+Task = TrainClient | PredictBatch | CloseClient
 
 
 @dataclass(frozen=True)
@@ -106,13 +119,26 @@ class ProcessEngine:
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
-        place = next((place for place, each in enumerate(self.shards) if each is shard), None)
-        if place is None:  # the workers do not have it
+        place = self._place(shard)
+        if place is None:
             return self.eager.predict(weights, shard, batch_size)
         largest_first = sorted(batch_bounds(len(shard), batch_size), key=lambda bound: bound[0] - bound[1])
         tasks = [PredictBatch(place, start, stop, batch_size) for start, stop in largest_first]
         parts: dict[int, Tensor] = dict(self._share_out(Sent(weights), tasks))
         return torch.cat([parts[start] for start in sorted(parts)])
+
+    def close_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int) -> list[Tensors]:
+        """Return each client's sums for the closing exchange of a model with these weights."""
+        places = [self._place(shard) for shard in shards]
+        if None in places:
+            return self.eager.close_sums(weights, shards, batch_size)
+        largest_first = sorted((place for place in places if place is not None), key=lambda at: -len(self.shards[at]))
+        found = dict(self._share_out(Sent(weights), [CloseClient(place, batch_size) for place in largest_first]))
+        return [found[place] for place in places]
+
+    def _place(self, shard: Shard) -> int | None:
+        """Return where the workers have a shard, if they do."""
+        return next((place for place, each in enumerate(self.shards) if each is shard), None)
 
     def close(self) -> None:
         """End the workers, whatever they are doing; a later use starts others."""

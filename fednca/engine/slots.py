@@ -11,7 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fednca.config import AugmentConfig, TrainConfig
 from fednca.engine.augment import augment
-from fednca.engine.batches import ImageStore, Shard
+from fednca.engine.batches import ImageStore
 from fednca.engine.evaluate import autocast, score
 from fednca.engine.flat import FlatOptimizer, added, settle
 from fednca.engine.fuse import available, fuse, watch
@@ -233,33 +233,6 @@ class Slot:
                 increments[name].copy_(self.common.counted[name])
                 module.num_batches_tracked = None
         return increments.vectors[torch.int64]
-
-
-class Judge:
-    """A model that scores one image after the other, with room for its input and output."""
-
-    def __init__(self, common: Common, classes: int, room: int) -> None:
-        """Make room for this many images."""
-        self.common, device, dtype = common, common.device, common.store.mean.dtype
-        self.frozen = Frozen(common, common.start.clone())
-        self.rows = torch.zeros(room, dtype=torch.int64, device=device)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.offsets = torch.arange(room, device=device)
-        self.scores = torch.zeros(room, classes, dtype=dtype, device=device)
-
-    def begin(self, weights: Tensors, shard: Shard) -> None:
-        """Take the weights and the images to score."""
-        self.frozen.values.load(weights)
-        self.frozen.renew()
-        self.rows[: len(shard)].copy_(shard.rows)
-        self.cursor.zero_()
-
-    def step(self, size: int, store: ImageStore) -> None:
-        """Score the next batch."""
-        at = self.cursor + self.offsets[:size]
-        images = store.gather(self.rows[at])
-        self.scores[at] = score(self.common.method, self.frozen.model, images, self.common.config).to(self.scores.dtype)
-        self.cursor.add_(size)
 
 
 def cast_at_once(model: nn.Module, values: Packed, names: list[str]) -> Packed:

@@ -30,9 +30,9 @@ def rehearse(config: Config, method: Method, model: nn.Module, classes: int) -> 
 
 def rehearse_closing(config: Config, method: Method, model: nn.Module, classes: int) -> Tensors:
     """Do the same for the closing exchange."""
-    with torch.no_grad():
-        batches = blank_shard(config, classes).batches(config.evaluate.batch_size)
-        return method.close_client(copy.deepcopy(model).eval(), batches)
+    engine = EagerEngine(method, copy.deepcopy(model), [], config.train, config.seed)
+    (sums,) = engine.close_sums(model.state_dict(), [blank_shard(config, classes)], config.evaluate.batch_size)
+    return sums
 
 
 def blank_shard(config: Config, classes: int) -> Shard:

@@ -14,7 +14,6 @@ from fednca.config import build_config
 from fednca.engine.batches import Shard
 from fednca.engine.calibrate import score_histograms
 from fednca.engine.eager import EagerEngine
-from fednca.engine.evaluate import autocast
 from fednca.errors import FedncaError
 from fednca.flower.kept import load_state, save_state
 from fednca.flower.privacy import privatize_update
@@ -98,11 +97,9 @@ def evaluate(message: Message, context: Context) -> Message:
 @guarded
 def close(message: Message, context: Context) -> Message:
     """Send the site's sums for the method's closing exchange."""
-    with at_work(message, context) as work, torch.no_grad():
-        model, shard, size = work.engine.model, work.shard("train"), work.site.config.evaluate.batch_size
-        model.load_state_dict(work.tensors("weights"))
-        with autocast(shard.rows.device, work.engine.config):
-            sums = work.engine.method.close_client(model.eval(), shard.batches(size))
+    with at_work(message, context) as work:
+        size = work.site.config.evaluate.batch_size
+        (sums,) = work.engine.close_sums(work.tensors("weights"), [work.shard("train")], size)
     return Message(RecordDict({"sums": to_arrays(sums)}), reply_to=message)
 
 

@@ -5,11 +5,12 @@ outputs become probabilities. As a *federation rule* it says how clients and ser
 weights, corrections after each step, extra uploads, aggregation, and a closing exchange. Every default below is
 FedAvg's, so a method overrides only what it changes. `learner` lets one method's rule train another one's learner.
 
-What travels is always a flat `dict[str, Tensor]`. Methods know no engine: everything they may look at is passed in.
+What travels is always a flat `dict[str, Tensor]`. Methods know no engine: everything they may look at is passed in;
+images come as (B, 3, H, W), normalised, and labels as (B, C), with -1 for unknown.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -23,7 +24,6 @@ from fednca.packed import Packed
 
 Tensors = dict[str, Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B, C) → ()
-Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, H, W) normalised, labels (B, C) with -1 = unknown
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Local:
     state: Tensors
     rng: torch.Generator
     steps: int = 0
+    samples: int = 0  # images of the client
 
     def rand(self, samples: int, *shape: int) -> Tensor:
         """Draw uniform numbers (B, …) for a batch, on the CPU; whatever a loss draws, it draws here, in every step."""
@@ -123,7 +124,7 @@ class Method:
     @classmethod
     def changes_rule(cls) -> bool:
         """Tell whether the federation rule is another one than plain averaging."""
-        hooks = ("start_client", "penalties", "correct", "finish", "start_server", "send", "aggregate", "close_client")
+        hooks = ("start_client", "penalties", "correct", "finish", "start_server", "send", "aggregate", "close_sums")
         return cls.centralized or any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks)
 
     @classmethod
@@ -163,8 +164,12 @@ class Method:
     def correct(self, local: Local) -> None:
         """Change the weights in place after an optimiser step."""
 
-    def finish(self, local: Local, batches: Batches) -> Tensors:
-        """Return what a client uploads beside its weights, and update `local.state`; `batches` are its images."""
+    def finish_sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
+        """Return a batch's part of what `finish` is given: sums over the client's images; by default there are none."""
+        return {}
+
+    def finish(self, local: Local, sums: Tensors) -> Tensors:
+        """Return what a client uploads beside its weights, and update `local.state`."""
         return {}
 
     # -- federation rule, at the server --------------------------------------------------------------------------------
@@ -183,8 +188,8 @@ class Method:
 
     # -- closing exchange, for methods with `closes` -------------------------------------------------------------------
 
-    def close_client(self, model: nn.Module, batches: Batches) -> Tensors:
-        """Return a client's sums for the closing exchange; `model` holds the trained global weights."""
+    def close_sums(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensors:
+        """Return a batch's part of a client's sums for the closing exchange; `model` holds the trained weights."""
         raise NotImplementedError
 
     def close_server(self, server: Server, sums: list[Tensors]) -> Server:

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fednca.fisher import fisher_diagonal
-from fednca.methods.base import About, Batches, Local, Server, Tensors, Update, average, with_gradients
+from fednca.fisher import fisher_sums
+from fednca.methods.base import About, Local, Server, Tensors, Update, average, with_gradients
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
 from fednca.packed import flat
 
@@ -75,9 +75,14 @@ class FedCurv(FedAvg):
         names = [f"{kind}/{name}" for name in local.weights]
         return torch._foreach_sub(*([tensors[name] for name in names] for tensors in (local.received, local.state)))
 
-    def finish(self, local: Local, batches: Batches) -> Tensors:
+    def finish_sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
+        """Return the sums of squared gradients whose means are u_k."""
+        return fisher_sums(self.learner, local, images, labels)
+
+    def finish(self, local: Local, sums: Tensors) -> Tensors:
         """Renew and return u_k and v_k."""
-        for name, u in fisher_diagonal(self.learner, local, batches).items():
+        for name, total in sums.items():
+            u = total / local.samples
             local.state |= {f"u/{name}": u, f"v/{name}": u * local.weights[name].detach()}
         return {name: tensor.clone() for name, tensor in local.state.items()}  # client and server keep their own
 

@@ -6,7 +6,7 @@ gradient, so it is applied after the optimiser's step; under plain SGD the two a
 
 import torch
 
-from fednca.methods.base import About, Batches, Local, Server, Tensors, Update, average
+from fednca.methods.base import About, Local, Server, Tensors, Update, average
 from fednca.methods.fedavg import FedAvg
 
 
@@ -37,7 +37,7 @@ class Scaffold(FedAvg):
         server, own = ([controls[name] for name in local.weights] for controls in (local.received, local.state))
         torch._foreach_sub_(list(local.weights.values()), torch._foreach_sub(server, own), alpha=local.lr)
 
-    def finish(self, local: Local, batches: Batches) -> Tensors:
+    def finish(self, local: Local, sums: Tensors) -> Tensors:
         """Renew c_k and return its change c_k⁺ - c_k = (w_global - w_k)/(steps·lr) - c."""
         change = {
             name: (local.start[name] - weight.detach()) / (local.steps * local.lr) - local.received[name]

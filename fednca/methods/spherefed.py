@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fednca.errors import FedncaError, RunFailedError
-from fednca.methods.base import About, Batches, Local, Method, Server, Task, Tensors
+from fednca.methods.base import About, Local, Method, Server, Task, Tensors
 from fednca.models.cosine import SphereHead
 from fednca.models.etf import orthonormal_rows
 from fednca.options import Options
@@ -72,10 +72,9 @@ class SphereFed(Method):
         """Clip the scores, which are regressions of 0 and 1."""
         return logits.clamp(0, 1)
 
-    def close_client(self, model: nn.Module, batches: Batches) -> Tensors:
-        """Return V_k = Σ zzᵀ (d, d) and U_k = Σ zyᵀ (d, C) over the client's images, in float64."""
-        pairs = [(model(images).features.double(), labels.double().clamp(min=0)) for images, labels in batches]
-        features, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    def close_sums(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensors:
+        """Return a batch's part of V_k = Σ zzᵀ (d, d) and U_k = Σ zyᵀ (d, C), in float64."""
+        features, y = model(images).features.double(), labels.double().clamp(min=0)
         return {"V": features.T @ features, "U": features.T @ y}
 
     def close_server(self, server: Server, sums: list[Tensors]) -> Server:

@@ -9,6 +9,7 @@ from torch import nn
 from fednca.engine.batches import Shard
 from fednca.engine.choose import choose_engine
 from fednca.engine.graphs import GraphEngine, deal
+from fednca.engine.lanes import Lane
 from fednca.errors import FedncaError, UnfitEngineError
 from fednca.methods import method_names
 from fednca.methods.base import Server, average
@@ -113,6 +114,31 @@ def test_bf16_is_not_float32():
         play(job, graphs(job), server, 1).server, play(single, single.engine, server, 1).server, server
     )
     assert apart > 1e-3
+
+
+@pytest.mark.parametrize(("name", "what"), [("spherefed", "close"), ("fedcurv", "finish")])
+def test_sums_that_cannot_be_captured_are_added_up_without_graphs(name, what, monkeypatch):
+    job, server = start(tiny(**UNEQUAL, method__name=name, train__precision="float64"))
+    expected = play(job, job.engine, server, 2)
+    done, do = [], Lane.do
+
+    def refuse(self, key, work):
+        done.append(key)
+        if isinstance(key, tuple) and key[0] == what:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        do(self, key, work)
+
+    monkeypatch.setattr(Lane, "do", refuse)
+    assert_agree(play(job, graphs(job), server, 2), expected, atol=1e-8)
+    assert sum(isinstance(key, tuple) and key[0] == what for key in done) == 1  # it is tried once
+
+
+def test_more_images_than_were_foreseen_are_scored():
+    job, server = start(tiny(**UNEQUAL, train__precision="float64"))
+    engine = GraphEngine(job.engine, [], 1)
+    found = [engine.predict(server.weights, shard, 16) for shard in (job.val, job.test)]
+    expected = [job.engine.predict(server.weights, shard, 16) for shard in (job.val, job.test)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
 
 
 def test_a_centralized_run_goes_on_from_either_engines_optimiser():

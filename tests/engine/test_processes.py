@@ -109,6 +109,16 @@ def test_clients_and_strangers_are_predicted_too(fedavg):
         assert_same(engine.predict(server.weights, shard, 16), job.engine.predict(server.weights, shard, 16))
 
 
+def test_clients_and_strangers_close_as_in_one_process():
+    job, server = start(tiny(method__name="spherefed"))
+    engine = ProcessEngine(job.engine, [], 2)
+    stranger = Shard(job.test.store, job.test.rows[:20], job.test.labels[:20])
+    found = [engine.close_sums(server.weights, shards, 16) for shards in (job.train, [job.train[1], stranger])]
+    engine.close()
+    expected = [job.engine.close_sums(server.weights, shards, 16) for shards in (job.train, [job.train[1], stranger])]
+    assert_same(found, expected)
+
+
 def test_what_is_left_unfinished_does_not_disturb_what_follows(fedavg):
     job, server, engine = fedavg
     expected = list(job.engine.train(1, [0, 1, 2], server, {}))

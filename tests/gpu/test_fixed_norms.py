@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fisher_cases import local_of, norm_by_a_loop, norm_by_kernel, resnet_on_gpu
+from fisher_cases import fisher_diagonal, local_of, norm_by_a_loop, norm_by_kernel, resnet_on_gpu
 from kernel_cases import EVALUATED, Map, assert_near
 
 from fednca import fisher
@@ -49,7 +49,7 @@ def test_the_fisher_diagonal_of_a_network_takes_them_and_is_as_near_to_the_true_
         with torch.autocast("cuda", torch.bfloat16, enabled=enabled, cache_enabled=False):
             dtype = torch.float32 if enabled else torch.float64
             batches = [(images.to(dtype), labels.to(dtype))]
-            return fisher.fisher_diagonal(learner, local_of(model.to(dtype)), batches)
+            return fisher_diagonal(learner, local_of(model.to(dtype)), batches)
 
     layouts, by_kernel = [], fisher.squares_by_kernel
     monkeypatch.setattr(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fisher_cases import local_of, resnet_on_gpu
+from fisher_cases import fisher_diagonal, local_of, resnet_on_gpu
 from squares_cases import CASES, Case, expected
 from stem_cases import assert_within
 
@@ -61,7 +61,7 @@ def test_the_fisher_diagonal_of_a_network_takes_them(monkeypatch):
 
     def diagonal():
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-            return fisher.fisher_diagonal(learner, local, [(images[:16], labels[:16]), (images[16:], labels[16:])])
+            return fisher_diagonal(learner, local, [(images[:16], labels[:16]), (images[16:], labels[16:])])
 
     taken, by_kernel = [], squares.squares
     monkeypatch.setattr(squares, "squares", lambda *given: taken.append(len(given[0])) or by_kernel(*given))

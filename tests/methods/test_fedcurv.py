@@ -4,12 +4,12 @@ import threading
 
 import pytest
 import torch
-from fisher_cases import by_a_loop, local_of
+from fisher_cases import by_a_loop, fisher_diagonal, local_of
 from helpers import LeastSquares, tiny
 from torch import nn
 
 import fednca.fisher
-from fednca.fisher import fisher_diagonal, layers_tell, plain_attention
+from fednca.fisher import layers_tell, plain_attention
 from fednca.methods.base import Server, Task, Update
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv, FedCurvHyper

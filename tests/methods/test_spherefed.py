@@ -8,6 +8,7 @@ import torch
 from helpers import tiny
 from torch.testing import assert_close
 
+from fednca.engine.eager import add_up
 from fednca.errors import FedncaError
 from fednca.losses import balanced_bce
 from fednca.methods.base import Server, Task
@@ -120,7 +121,7 @@ def test_clients_send_their_share_of_the_pooled_sums_and_no_more():
     images, labels = torch.randn(12, 3, 16, 16).double(), torch.randint(-1, 2, (12, C)).double()
     with torch.no_grad():
         sums = [
-            method.close_client(model, zip(images[part].split(3), labels[part].split(3), strict=True))
+            add_up(method.close_sums(model, *b) for b in zip(images[part].split(3), labels[part].split(3), strict=True))
             for part in (slice(0, 7), slice(7, 12))
         ]
         Z = model(images).features.numpy()
@@ -139,7 +140,7 @@ def test_features_that_are_all_alike_still_have_a_calibration(target):
     image = torch.randn(1, 3, 16, 16).double()
     images, labels = image.repeat(8, 1, 1, 1), torch.tensor([[1.0, 0, 1, 0, 0]] * 6 + [[0.0, 1, 1, 0, 0]] * 2).double()
     with torch.no_grad():
-        sums = [method.close_client(model, [(images, labels)])]
+        sums = [method.close_sums(model, images, labels)]
         server = method.close_server(Server(dict(model.state_dict())), sums)
         model.load_state_dict(server.weights)
         # V = n·zzᵀ has rank 1, and (n·zzᵀ + εI)⁻¹z = z/(n + ε), so that the score is Σy/(n + ε) = Σy/8.5
@@ -151,7 +152,7 @@ def test_fewer_images_than_channels_and_a_tiny_ridge_have_a_calibration():
     images, labels = torch.randn(6, 3, 16, 16).double(), (torch.rand(6, C) < 0.5).double()
     with torch.no_grad():
         Z = model(images).features.numpy()
-        server = method.close_server(Server(dict(model.state_dict())), [method.close_client(model, [(images, labels)])])
+        server = method.close_server(Server(dict(model.state_dict())), [method.close_sums(model, images, labels)])
     # the dual form of ridge regression solves 6 equations in place of 64: Zᵀ(ZZᵀ + εI)⁻¹Y
     expected = Z.T @ np.linalg.solve(Z @ Z.T + 1e-6 * np.eye(6), labels.numpy())
     np.testing.assert_allclose(server.weights["head.weight"].T, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
