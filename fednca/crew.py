@@ -1,6 +1,7 @@
 """Training the runs of a bench: in threads, some at once, until all are done or Ctrl-C."""
 
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 4
 HEADROOM = 0.9  # share of the free memory that further runs may take
+# A thread gives Python to one that waits for it after so long, 5 ms unless told: a step, which lets go of it in each of
+# its hundreds of operations, would otherwise wait that long after each beside a thread that has much to do in Python.
+SWITCH_SECONDS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Crew:
 
     def work_off(self) -> Outcome:
         """Train all cells, or until Ctrl-C."""
-        with interrupts_call(self.stop):
+        with interrupts_call(self.stop), quick_switches():
             try:
                 while self.running or (self.waiting and not self.stops):
                     self.start_some()
@@ -237,6 +241,17 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Let threads take turns in Python quickly."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager

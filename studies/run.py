@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from plan import Entry, plan
@@ -76,28 +77,40 @@ def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
 def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> Outcome:
     """Train entries in their order and write their records, until the time is up."""
     cells = {Cell(parse_row(e.row), e.seed, e.config(), RUNS / e.path.with_suffix("")): e for e in entries}
-    crew = Crew(list(cells), pick_device("auto"), at_once, Keeper(cells, records, commit))
+    keeper = Keeper(cells, records, commit)
+    crew = Crew(list(cells), pick_device("auto"), at_once, keeper)
     alarm = threading.Timer(deadline - time.monotonic(), crew.stop)
     alarm.daemon = True
     alarm.start()
     outcome = crew.work_off()
     alarm.cancel()
+    keeper.wait()
     return outcome
 
 
 class Keeper(PlainView):
-    """Writes the record of each run that ends."""
+    """Writes the record of each run that ends, while others train: a map of features takes a minute."""
 
     def __init__(self, cells: dict[Cell, Entry], records: Path, commit: str) -> None:
         """Take the runs to come."""
         super().__init__(Console(width=160), list(cells))
         self.entries, self.records, self.commit = cells, records, commit
+        self.threads, self.kept = ThreadPoolExecutor(), list[Future[None]]()
 
     def finish(self, cell: Cell, metrics: Record) -> None:
-        """Keep the record and drop the run."""
+        """See to it that the record is kept."""
         super().finish(cell, metrics)
+        self.kept.append(self.threads.submit(self.keep, cell))
+
+    def keep(self, cell: Cell) -> None:
+        """Keep the record and drop the run."""
         write_record(self.entries[cell], Run(cell.folder), self.commit, self.records)
         shutil.rmtree(cell.folder)
+
+    def wait(self) -> None:
+        """Return when all records are written."""
+        for each in self.kept:
+            each.result()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import sys
 import threading
 from contextlib import nullcontext
 
@@ -65,16 +66,19 @@ def assert_as_alone(cell, folder):
 
 def test_cells_at_once_are_what_they_are_alone(tmp_path, monkeypatch):
     both_begun = threading.Barrier(2, timeout=120)
-    on_start = Watch.on_start
+    on_start, usual, intervals = Watch.on_start, sys.getswitchinterval(), []
 
     def wait_for_the_other(watch, run, federation, rounds_done):
         on_start(watch, run, federation, rounds_done)
+        intervals.append(sys.getswitchinterval())
         both_begun.wait()
 
     monkeypatch.setattr(Watch, "on_start", wait_for_the_other)
     bench = plan(tmp_path / "bench", "fedlgt", "fednca-ml", seeds=[3], train__rounds=3)  # fedlgt has dropout
     outcome, diary = train_all(bench, at_once=2)
     assert (outcome.failed, outcome.stopped, diary.most_at_once) == ({}, False, 2)
+    assert max(intervals) < usual / 10  # none of them waits long for another
+    assert sys.getswitchinterval() == usual
     for cell in bench.cells():
         assert_as_alone(cell, tmp_path / "alone")
 
