@@ -11,7 +11,7 @@ from plan import (
     DERMAMNIST,
     DRAW_ROUNDS,
     DRAWS,
-    EXTRAS,
+    EXTRAS_OF,
     FEDNCA,
     QUERIES,
     ROUNDS,
@@ -108,7 +108,7 @@ def progress_table(study: Study) -> str:
             [entry for setting in SETTINGS for entry in spread(setting, study.records)],
             len(SETTINGS) * len(DRAWS) * (len(FEDNCA) + 2),  # FedAvg and the strongest other method
         ),
-        "fair-comparison extras": of_tables(study, DERMAMNIST, EXTRAS),
+        **{f"extras {setting}": of_tables(study, [setting], rows) for setting, rows in EXTRAS_OF.items()},
         "candidates": of_tables(study, DERMAMNIST, CANDIDATES),
         "query ablations": of_tables(study, ABLATED, QUERIES.values()),
     }

@@ -1,12 +1,13 @@
 """Train what the plan asks for and no record tells of yet, until the time is up; a later call goes on from there.
 
-python studies/run.py [--minutes 9] [--at-once 1] [--only dermamnist-0.1] [--later fedcurv] [--commit SHA]
-                      [--records FOLDER]
+python studies/run.py [--minutes 9] [--begin-for 7] [--at-once 1] [--only dermamnist-0.1] [--later fedcurv]
+                      [--commit SHA] [--records FOLDER]
 
 The files lie in `data/`, as docs/results.md says. The exit code is 1 where a run failed.
 """
 
 import argparse
+import math
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Work off the plan."""
     parser = argparse.ArgumentParser(description="Train the runs of docs/results.md that are missing.")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which all runs stop with their round")
+    parser.add_argument("--begin-for", type=float, help="minutes after which no run is begun, so that those begun end")
     parser.add_argument("--at-once", type=whole(1), default=1, help="runs side by side")
     parser.add_argument("--only", default="", help="entries whose path begins so")
     parser.add_argument("--later", nargs="*", default=[], metavar="ROW", help="rows left for another time")
@@ -43,16 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=RECORDS, help="where records are read and written")
     given = parser.parse_args(arguments)
     deadline = time.monotonic() + 60 * given.minutes
+    last = deadline if given.begin_for is None else time.monotonic() + 60 * given.begin_for
     try:
         commit = given.commit or commit_of_this()
         missing = left(given.records, given.only, given.later)
         if not missing:
             sys.stdout.write("nothing to train: of what is asked for, all that is planned by now has its record\n")
         while missing:
-            outcome = work_off(missing, given.records, commit, deadline, given.at_once)
+            outcome = work_off(missing, given.records, commit, deadline, given.at_once, last)
             if outcome.failed:
                 sys.exit(1)
-            missing = [] if outcome.stopped else left(given.records, given.only, given.later)
+            over = outcome.stopped or time.monotonic() >= last
+            missing = [] if over else left(given.records, given.only, given.later)
     except FedncaError as error:
         parser.error(str(error))
 
@@ -74,16 +78,22 @@ def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
     return [entry for entry in wanted if entry.path not in records]
 
 
-def work_off(entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int) -> Outcome:
-    """Train entries in their order and write their records, until the time is up."""
+def work_off(
+    entries: list[Entry], records: Path, commit: str, deadline: float, at_once: int, last: float = math.inf
+) -> Outcome:
+    """Train entries in their order and write their records, until the time is up; none is begun after the `last`."""
     cells = {Cell(parse_row(e.row), e.seed, e.config(), RUNS / e.path.with_suffix("")): e for e in entries}
     keeper = Keeper(cells, records, commit)
     crew = Crew(list(cells), pick_device("auto"), at_once, keeper)
-    alarm = threading.Timer(deadline - time.monotonic(), crew.stop)
-    alarm.daemon = True
-    alarm.start()
+    alarms = [threading.Timer(deadline - time.monotonic(), crew.stop)]
+    if last < deadline:
+        alarms.append(threading.Timer(last - time.monotonic(), crew.waiting.clear))
+    for alarm in alarms:
+        alarm.daemon = True
+        alarm.start()
     outcome = crew.work_off()
-    alarm.cancel()
+    for alarm in alarms:
+        alarm.cancel()
     keeper.wait()
     return outcome
 

@@ -70,12 +70,12 @@ def test_without_any_record_there_are_no_numbers_of_ours():
     assert "![" not in made.text
     assert not re.search(rf"{NUMBER}±|\[{NUMBER}", made.text)
     blocks = [block for block in re.split(r"^### ", made.text, flags=re.M) if block.startswith((*SETTINGS, *SAMPLES))]
-    assert len(blocks) == 4 + 4 + 4 + 2 + 2 + 2 + 2 + 3 + 2
+    assert len(blocks) == 4 + 4 + 4 + 2 + 2 + 4 + 2 + 3 + 2
     for block in blocks:
         assert block.split("\n\n")[1].startswith("not run"), block
     parts = tables(made.text, "## How it was run")[1][1]
     assert {done for _, done, _ in parts} == {"0"}
-    assert "\n0 of 376 runs are done" in made.text
+    assert "\n0 of 382 runs are done" in made.text
 
 
 def test_a_run_that_was_tried_out_stands_apart(whole, complete, invent):

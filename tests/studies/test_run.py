@@ -68,6 +68,27 @@ def test_runs_that_were_stopped_go_on_to_the_same_records(tmp_path, monkeypatch)
     assert not list(run.RUNS.rglob("*.safetensors"))  # what a record tells is not kept twice
 
 
+def test_what_was_begun_ends_after_the_last_beginning(tmp_path, monkeypatch):
+    begun = []
+
+    class AfterTheFirst(AfterOneRound):
+        """An alarm that goes off with the first round; the other one, of the deadline, does not."""
+
+        def start(self):
+            if self.action.__name__ == "clear":
+                run.Keeper.begin = lambda view, cell, rounds: begun.append(cell) or self.action()
+
+        def cancel(self):
+            if self.action.__name__ == "clear":
+                del run.Keeper.begin
+
+    monkeypatch.setattr(threading, "Timer", AfterTheFirst)
+    now, planned = time.monotonic(), entries(2)
+    assert run.work_off(planned, tmp_path / "records", "abc", now + 600, 1, now + 300) == DONE
+    assert len(begun) == 1
+    assert [(tmp_path / "records" / entry.path).exists() for entry in planned] == [True, False]
+
+
 def test_no_run_ends_when_the_time_is_up(tmp_path):
     assert run.work_off(entries(12), tmp_path / "records", "abc", time.monotonic(), 1) == STOPPED
     assert not (tmp_path / "records").exists()
