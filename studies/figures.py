@@ -130,6 +130,7 @@ def gain_panels(found: Sequence[Gain]) -> Figure:
             _scatter_gains(axes, found, metric, measure)
             if upper == len(GAINED) - 1:
                 axes.set_xlabel(name)
+                axes.locator_params(axis="x", nbins=5)
         line[0].set_ylabel(f"gain on fedavg, points of {METRICS[metric]}")
     rows = [row for row in HELPING if any(gain.row == row for gain in found)]
     settings = [setting for setting in SETTINGS if any(gain.setting == setting for gain in found)]
