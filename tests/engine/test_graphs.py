@@ -11,8 +11,9 @@ from fednca.engine.choose import choose_engine
 from fednca.engine.graphs import GraphEngine, deal
 from fednca.engine.lanes import Lane
 from fednca.errors import FedncaError, UnfitEngineError
-from fednca.methods import method_names
+from fednca.methods import method_class, method_names
 from fednca.methods.base import Server, average
+from fednca.methods.fedavg import FedAvg
 from fednca.packed import Layout, Packed, flat
 
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4}  # sizes that end in partial batches
@@ -114,6 +115,30 @@ def test_bf16_is_not_float32():
         play(job, graphs(job), server, 1).server, play(single, single.engine, server, 1).server, server
     )
     assert apart > 1e-3
+
+
+class Remembering(FedAvg):
+    """Sums over images that depend on what the client kept, and on the round's start."""
+
+    def start_client(self, weights):
+        return {"visits": torch.zeros((), dtype=torch.float64)}
+
+    def finish_sums(self, local, images, labels):
+        first, frozen = next(iter(local.start.values())), local.global_model(images).logits.detach()
+        return {"sum": (local.state["visits"] + images.sum() + first.sum() + frozen.sum()) * len(images)}
+
+    def finish(self, local, sums):
+        local.state["visits"] = local.state["visits"] + 1
+        return sums
+
+
+@pytest.mark.parametrize("method", [*map(method_class, ("spherefed", "fedcurv", "fedlgt")), Remembering])
+def test_what_is_captured_once_does_the_same_for_every_client_and_round(method, monkeypatch):
+    # A replayed graph reads and writes where it did when it was captured: here, what was given first is done again.
+    monkeypatch.setattr(Lane, "do", lambda lane, key, work: lane.graphs.setdefault(key, work)())
+    monkeypatch.setattr("parity.create_method", lambda config: method())
+    job, server = start(tiny(**UNEQUAL, train__precision="float64"))
+    assert_agree(play(job, graphs(job), server, 3), play(job, job.engine, server, 3), atol=1e-8)
 
 
 @pytest.mark.parametrize(("name", "what"), [("spherefed", "close"), ("fedcurv", "finish")])
