@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from plan import Entry, plan
@@ -87,7 +88,8 @@ def work_off(
     crew = Crew(list(cells), pick_device("auto"), at_once, keeper)
     alarms = [threading.Timer(deadline - time.monotonic(), crew.stop)]
     if last < deadline:
-        alarms.append(threading.Timer(last - time.monotonic(), crew.waiting.clear))
+        begin_no_more = partial(crew.told.put, crew.waiting.clear)  # done by the thread that begins runs
+        alarms.append(threading.Timer(last - time.monotonic(), begin_no_more))
     for alarm in alarms:
         alarm.daemon = True
         alarm.start()
@@ -105,11 +107,14 @@ class Keeper(PlainView):
         """Take the runs to come."""
         super().__init__(Console(width=160), list(cells))
         self.entries, self.records, self.commit = cells, records, commit
-        self.threads, self.kept = ThreadPoolExecutor(), list[Future[None]]()
+        self.threads, self.kept = ThreadPoolExecutor(2), list[Future[None]]()
 
     def finish(self, cell: Cell, metrics: Record) -> None:
-        """See to it that the record is kept."""
+        """See to it that the record is kept; an earlier one that could not be ends all."""
         super().finish(cell, metrics)
+        for each in self.kept:
+            if each.done():
+                each.result()
         self.kept.append(self.threads.submit(self.keep, cell))
 
     def keep(self, cell: Cell) -> None:
@@ -119,6 +124,7 @@ class Keeper(PlainView):
 
     def wait(self) -> None:
         """Return when all records are written."""
+        self.threads.shutdown()
         for each in self.kept:
             each.result()
 

@@ -161,8 +161,9 @@ def add_up(parts: Iterable[Tensors]) -> Tensors:
     total: Tensors = {}
     for part in parts:
         if total:
-            torch._foreach_add_(list(total.values()), [part[name] for name in total])
-        total = total or {name: tensor.clone() for name, tensor in part.items()}
+            torch._foreach_add_(list(total.values()), [part[name].detach() for name in total])
+        else:
+            total = {name: tensor.detach().clone() for name, tensor in part.items()}
     return total
 
 

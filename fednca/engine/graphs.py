@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -57,9 +57,15 @@ class GraphEngine:
         self.common.try_out(*next(longest.batches(largest)))
         passed_over = [*judged, *(self.shards if self.method.closes or adds_up(self.method) else [])]
         self.judge = Judge(self.common, self.classes, max(map(len, passed_over), default=0))
-        self.seen = {name: tensor.clone() for name, tensor in self.common.state.items()} if adds_up(self.method) else {}
-        if self.common.drawn:  # what a loss draws comes from the host
-            self.judge.uncaptured.add(FINISH)
+        self.seen = self.common.recorder()
+        vars(self.seen).update(global_model=self.common.frozen.model)
+        if adds_up(self.method):
+            self.judge.prepare(FINISH, longest, partial(self._finish_sums, self.seen))
+            if self.seen.shapes:  # what is drawn comes from the host
+                self.judge.uncaptured.add(FINISH)
+        if self.method.closes:
+            with torch.no_grad():
+                self.judge.prepare(CLOSE, longest, self._close_sums)
         fitting = self._plan(wanted, largest)
         self.note = f"engine: CUDA graphs, {fitting} clients at once"
         if fitting < wanted:
@@ -189,15 +195,17 @@ class GraphEngine:
         """Do what the eager engine does after a client's last step, going through its images by graphs."""
         if not adds_up(self.method):
             return self.method.finish(local, {})
-        copy_all(local.state, self.seen)
-        seen = replace(local, state=self.seen)
-        vars(seen).update(global_model=local.global_model)
-
-        def tell(images: Tensor, labels: Tensor) -> Tensors:
-            with autocast(self.device, self.config):
-                return self.method.finish_sums(seen, images, labels)
-
+        seen = local
+        if FINISH not in self.judge.uncaptured:  # a graph reads where it did when it was captured
+            seen = self.seen
+            copy_all(local.state, seen.state)
+        tell = partial(self._finish_sums, seen)
         return self.method.finish(local, self.judge.add_up(FINISH, shard, finish_batch(self.device), tell))
+
+    def _finish_sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
+        """Return a batch's part of the sums that `finish` is given."""
+        with autocast(self.device, self.config):
+            return self.method.finish_sums(local, images, labels)
 
     @torch.no_grad()
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
@@ -209,12 +217,12 @@ class GraphEngine:
     def close_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int) -> list[Tensors]:
         """Return each client's sums for the closing exchange of a model with these weights."""
         self.judge.load(weights)
+        return [self.judge.add_up(CLOSE, shard, batch_size, self._close_sums) for shard in shards]
 
-        def tell(images: Tensor, labels: Tensor) -> Tensors:
-            with autocast(self.device, self.config):
-                return self.method.close_sums(self.judge.frozen.model, images, labels)
-
-        return [self.judge.add_up(CLOSE, shard, batch_size, tell) for shard in shards]
+    def _close_sums(self, images: Tensor, labels: Tensor) -> Tensors:
+        """Return a batch's part of a client's sums for the closing exchange."""
+        with autocast(self.device, self.config):
+            return self.method.close_sums(self.judge.frozen.model, images, labels)
 
     def close(self) -> None:
         """Drop graphs and slots, so that their memory is free for other runs."""

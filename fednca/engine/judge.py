@@ -18,17 +18,17 @@ Tell = Callable[[Tensor, Tensor], Tensors]  # of images and labels
 
 
 class Judge:
-    """A model that is not trained, and room for a shard and for what is said of its images.
+    """Goes through the images of a shard, and has a model that is not trained to score them.
 
     What is captured under a name reads and writes the same memory whenever it is done.
     """
 
     def __init__(self, common: Common, classes: int, room: int) -> None:
         """Make room for this many images."""
-        self.common, self.lane = common, Lane(common.device)
+        self.common, self.lane = common, Lane(common.device, renews=False)
         self.frozen = Frozen(common, common.start.clone())
-        self.totals: dict[str, Tensors] = {}
-        self.uncaptured: set[str] = set()
+        self.totals: dict[str, Tensors] = {}  # where sums are added up, by name
+        self.uncaptured: set[str] = set()  # names of what graphs cannot do
         self.stores: dict[int, ImageStore] = {}  # which graphs read from
         self._make_room(room, classes)
 
@@ -56,6 +56,11 @@ class Judge:
         found: Tensor = self.scores[: len(shard)].clone()
         return found
 
+    def prepare(self, name: str, shard: Shard, tell: Tell) -> None:
+        """Try out on two images what will be told of batches, and make room for its sums."""
+        told = tell(*next(shard.batches(2)))
+        self.totals[name] = {key: torch.zeros_like(tensor) for key, tensor in told.items()}
+
     def add_up(self, name: str, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
         """Return the sums of what is told of the batches of a shard, without graphs where it cannot be captured."""
         if name not in self.uncaptured:
@@ -67,15 +72,12 @@ class Judge:
 
     def _add_up_by_graphs(self, name: str, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
         """Add up at fixed addresses."""
-        if name not in self.totals:
-            told = tell(*next(shard.batches(batch_size)))
-            self.totals[name] = {key: torch.zeros_like(tensor) for key, tensor in told.items()}
         totals = self.totals[name]
         torch._foreach_zero_(list(totals.values()))
 
         def visit(at: Tensor, images: Tensor, labels: Tensor) -> None:
             told = tell(images, labels)
-            torch._foreach_add_(list(totals.values()), [told[key] for key in totals])
+            torch._foreach_add_(list(totals.values()), [told[key].detach() for key in totals])
 
         self._walk(name, shard, batch_size, visit)
         return {key: tensor.clone() for key, tensor in totals.items()}

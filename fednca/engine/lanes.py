@@ -9,7 +9,7 @@ import torch
 
 from fednca.randomness import GLOBAL
 
-GRAPHS_KEPT = 64  # per lane, one for each size of batch; the oldest goes first
+GRAPHS_KEPT = 64  # per lane, one for each size of batch
 NON_BLOCKING = 1  # the driver's flag for a stream that does not wait for the default one
 _idle: dict[torch.device, list[torch.cuda.Stream]] = {}
 
@@ -17,13 +17,16 @@ _idle: dict[torch.device, list[torch.cuda.Stream]] = {}
 class Lane:
     """A stream of the device with its own memory and its own dropout, and the graphs that were captured on it."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Open the stream; on a CPU there is none, and work is done at once."""
-        self.device = device
+    def __init__(self, device: torch.device, *, renews: bool = True) -> None:
+        """Open the stream; on a CPU there is none, and work is done at once.
+
+        Where there are more graphs than are kept, the oldest one goes; a lane that does not renew its graphs does what
+        is new without one.
+        """
+        self.device, self.renews = device, renews
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
         if device.type == "cuda":
             self.stream = take_stream(device)
-            self.pool = torch.cuda.graph_pool_handle()
             self.rng = torch.Generator(device)
 
     def do(self, key: object, work: Callable[[], None]) -> None:
@@ -32,14 +35,19 @@ class Lane:
             work()
             return
         if key not in self.graphs:
+            if len(self.graphs) >= GRAPHS_KEPT and not self.renews:
+                work()
+                return
             self.graphs[key] = self.capture(work)
             while len(self.graphs) > GRAPHS_KEPT:
-                self.stream.synchronize()  # the graph's replays may not be done, and its memory is about to be reused
+                self.synchronize()  # the graph's replays may not be done, and its memory is about to be reused
                 del self.graphs[next(iter(self.graphs))]
         self.graphs[key].replay()
 
     def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record work without doing it."""
+        if not self.graphs:
+            self.pool = torch.cuda.graph_pool_handle()  # one whose graphs are all gone takes no others
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream), own_dropout(self.rng), no_collection():
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
@@ -48,14 +56,20 @@ class Lane:
             except BaseException:
                 with suppress(RuntimeError):  # which says no more than that something had failed
                     graph.capture_end()
+                self.pool = torch.cuda.graph_pool_handle()  # torch may not have let go of the other
                 raise
             graph.capture_end()
         return graph
 
+    def synchronize(self) -> None:
+        """Wait for what was captured or replayed here: graphs are replayed on the current stream."""
+        if self.device.type == "cuda":
+            self.stream.synchronize()
+            torch.cuda.current_stream(self.device).synchronize()
+
     def close(self) -> None:
         """Drop the graphs and give the stream to whoever comes next."""
-        if self.device.type == "cuda":
-            self.stream.synchronize()  # a run that failed may have left work
+        self.synchronize()  # a run that failed may have left work
         self.graphs.clear()
         if self.device.type == "cuda":
             _idle.setdefault(self.device, []).append(self.stream)

@@ -69,9 +69,7 @@ class Common:
     def try_out(self, images: Tensor, labels: Tensor) -> None:
         """Take the gradients of one step, to learn what a step consists of and to fill every cache a model may have."""
         self.scratch.load(self.start)
-        local = Recorder(
-            0, 1, self.config.lr, self.model, self.start, self.received, dict(self.state), torch.Generator()
-        )
+        local = self.recorder()
         before = {name: tensor.clone() for name, tensor in self.scratch.items() if not tensor.is_floating_point()}
         self.model.train()
         terms: Tensors = {}
@@ -89,6 +87,12 @@ class Common:
         with torch.no_grad():
             score(self.method, self.model, images, self.config)
         self.frozen = Frozen(self, self.start)
+
+    def recorder(self) -> Recorder:
+        """Return a client without number or round, whose tensors stay where they are."""
+        state = {name: tensor.clone() for name, tensor in self.state.items()}
+        given = (self.config.lr, self.model, self.start, self.received, state, torch.Generator())
+        return Recorder(0, 0, *given)
 
     def begin(self, server: Server) -> None:
         """Take what a round begins with."""

@@ -165,7 +165,11 @@ class Method:
         """Change the weights in place after an optimiser step."""
 
     def finish_sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
-        """Return a batch's part of what `finish` is given: sums over the client's images; by default there are none."""
+        """Return a batch's part of what `finish` is given: sums over the client's images; by default there are none.
+
+        It may read the model, the weights, the client's state and what was received or begun with; not who the client
+        is, nor the round, nor how many steps and images there were: a GPU replays what it did for the first one.
+        """
         return {}
 
     def finish(self, local: Local, sums: Tensors) -> Tensors:

@@ -7,6 +7,7 @@ import torch
 from helpers import TINY, tiny
 from parity import assert_agree, distance_of_updates, play, start
 
+import fednca.engine.eager
 import fednca.engine.graphs
 from fednca.callbacks import Callback
 from fednca.engine.eager import EagerEngine
@@ -14,6 +15,7 @@ from fednca.engine.fused import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, ste
 from fednca.engine.graphs import GraphEngine
 from fednca.engine.residual import FusedBasicBlock
 from fednca.methods import method_names
+from fednca.methods.fedavg import FedAvg
 from fednca.runs import resume, train
 
 pytestmark = pytest.mark.gpu
@@ -39,6 +41,47 @@ def test_every_method_agrees_with_the_eager_engine(name, slots):
     expected = play(job, job.engine, server, 2)
     loose = 1e-8 if name != "scaffold" else 1e-5  # its states are differences of weights over steps·lr
     assert_agree(play(job, graphs(job, slots), server, 2), expected, atol=1e-8, state_atol=loose)
+
+
+@pytest.mark.parametrize("precision", ["float64", "bf16"])
+@pytest.mark.parametrize(("name", "what"), [("fedcurv", "finish"), ("spherefed", "close")])
+def test_sums_over_images_are_captured_and_what_they_are_without_graphs(name, what, precision, monkeypatch):
+    monkeypatch.setattr(fednca.engine.eager, "LARGE_FINISH_BATCH", 16)
+    monkeypatch.setattr(fednca.engine.eager, "FINISH_BATCH", 16)
+    config = tiny(**UNEQUAL, method__name=name, train__precision=precision, evaluate__batch_size=16)
+    job, server = start(config, "cuda")
+    engine, without = graphs(job), graphs(job)
+    without.judge.uncaptured.add(what)
+    assert_agree(play(job, engine, server, 3), play(job, without, server, 3), atol=1e-6)
+    assert not engine.judge.uncaptured
+    assert (what, 16) in {key[:2] for key in engine.judge.lane.graphs}
+
+
+class Waiting(FedAvg):
+    """Sums over images by which the host waits for the device."""
+
+    def finish_sums(self, local, images, labels):
+        return {"images": torch.full((), images.sum().item(), dtype=torch.float64, device=images.device)}
+
+    def finish(self, local, sums):
+        return sums
+
+
+def test_sums_that_cannot_be_captured_are_added_up_without_graphs(monkeypatch):
+    monkeypatch.setattr("parity.create_method", lambda config: Waiting())
+    job, server = start(tiny(**UNEQUAL, train__precision="float64"), "cuda")
+    expected, engine = play(job, job.engine, server, 2), graphs(job)
+    assert_agree(play(job, engine, server, 2), expected, atol=1e-8)  # which scores by graphs thereafter
+    assert engine.judge.uncaptured == {"finish"}
+
+
+def test_more_images_than_were_foreseen_are_scored():
+    job, server = start(tiny(**UNEQUAL, train__precision="float64"), "cuda")
+    engine = GraphEngine(job.engine, [job.val], 1)
+    shards = (job.val, job.test, job.val)
+    found = [engine.predict(server.weights, shard, 16) for shard in shards]
+    expected = [job.engine.predict(server.weights, shard, 16) for shard in shards]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -148,8 +191,6 @@ def test_memory_grows_with_the_clients_of_a_round_and_not_with_all():
 
 
 def test_a_step_that_cannot_be_captured_falls_back_to_the_eager_engine(monkeypatch):
-    from fednca.methods.fedavg import FedAvg
-
     def losses(self, model, images, labels, local):
         loss = FedAvg.losses(self, model, images, labels, local)["bce"]
         return {"bce": loss if loss.item() > 0 else -loss}  # waits for the device

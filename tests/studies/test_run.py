@@ -69,20 +69,25 @@ def test_runs_that_were_stopped_go_on_to_the_same_records(tmp_path, monkeypatch)
 
 
 def test_what_was_begun_ends_after_the_last_beginning(tmp_path, monkeypatch):
-    begun = []
+    alarms, begun = {}, []
 
-    class AfterTheFirst(AfterOneRound):
-        """An alarm that goes off with the first round; the other one, of the deadline, does not."""
+    class Alarm:
+        """Goes off when it is told to."""
+
+        def __init__(self, seconds, action):
+            alarms[round(seconds, -2)] = action
 
         def start(self):
-            if self.action.__name__ == "clear":
-                run.Keeper.begin = lambda view, cell, rounds: begun.append(cell) or self.action()
+            pass
 
-        def cancel(self):
-            if self.action.__name__ == "clear":
-                del run.Keeper.begin
+        cancel = start
 
-    monkeypatch.setattr(threading, "Timer", AfterTheFirst)
+    def begin(view, cell, rounds_done):
+        begun.append(cell)
+        alarms[300]()
+
+    monkeypatch.setattr(threading, "Timer", Alarm)
+    monkeypatch.setattr(run.Keeper, "begin", begin)
     now, planned = time.monotonic(), entries(2)
     assert run.work_off(planned, tmp_path / "records", "abc", now + 600, 1, now + 300) == DONE
     assert len(begun) == 1
