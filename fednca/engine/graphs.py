@@ -60,9 +60,7 @@ class GraphEngine:
         self.seen = self.common.recorder()
         vars(self.seen).update(global_model=self.common.frozen.model)
         if adds_up(self.method):
-            self.judge.prepare(FINISH, longest, partial(self._finish_sums, self.seen))
-            if self.seen.shapes:  # what is drawn comes from the host
-                self.judge.uncaptured.add(FINISH)
+            self._prepare_finish(longest)
         if self.method.closes:
             with torch.no_grad():
                 self.judge.prepare(CLOSE, longest, self._close_sums)
@@ -70,6 +68,15 @@ class GraphEngine:
         self.note = f"engine: CUDA graphs, {fitting} clients at once"
         if fitting < wanted:
             self.note += f" (of {wanted} in a round: the GPU's memory has no room for more)"
+
+    def _prepare_finish(self, longest: Shard) -> None:
+        """Try out what is done after the last step, and let it take its memory before slots take theirs."""
+        tell = partial(self._finish_sums, self.seen)
+        self.judge.prepare(FINISH, longest, tell)
+        if self.seen.shapes:  # what is drawn comes from the host
+            self.judge.uncaptured.add(FINISH)
+        elif self.device.type == "cuda":
+            self.judge.add_up(FINISH, longest, finish_batch(self.device), tell)
 
     def _plan(self, wanted: int, largest: int) -> int:
         """Build as many slots as are wanted and fit into memory, and return how many they are."""
