@@ -57,8 +57,6 @@ class GraphEngine:
         self.common.try_out(*next(longest.batches(largest)))
         passed_over = [*judged, *(self.shards if self.method.closes or adds_up(self.method) else [])]
         self.judge = Judge(self.common, self.classes, max(map(len, passed_over), default=0))
-        self.seen = self.common.recorder()
-        vars(self.seen).update(global_model=self.common.frozen.model)
         if adds_up(self.method):
             self._prepare_finish(longest)
         if self.method.closes:
@@ -71,6 +69,8 @@ class GraphEngine:
 
     def _prepare_finish(self, longest: Shard) -> None:
         """Try out what is done after the last step, and let it take its memory before slots take theirs."""
+        self.seen = self.common.recorder()
+        vars(self.seen).update(global_model=self.common.frozen.model)  # Local would make a copy
         tell = partial(self._finish_sums, self.seen)
         self.judge.prepare(FINISH, longest, tell)
         if self.seen.shapes:  # what is drawn comes from the host
