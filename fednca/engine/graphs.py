@@ -66,6 +66,8 @@ class GraphEngine:
         self.note = f"engine: CUDA graphs, {fitting} clients at once"
         if fitting < wanted:
             self.note += f" (of {wanted} in a round: the GPU's memory has no room for more)"
+        if FINISH in self.judge.uncaptured:
+            self.note += "; what follows a client's last step is done without"
 
     def _prepare_finish(self, longest: Shard) -> None:
         """Try out what is done after the last step, and let it take its memory before slots take theirs."""

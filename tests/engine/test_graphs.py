@@ -167,6 +167,13 @@ def test_sums_that_cannot_be_captured_are_added_up_without_graphs(name, what, mo
     assert sum(isinstance(key, tuple) and key[0] == what for key in done) == 1  # it is tried once
 
 
+def test_what_is_done_without_graphs_is_told():
+    drawing = {"method__name": "fedcurv", "method__learner": "fedlgt"}  # whose loss draws
+    notes = [graphs(start(tiny(**changes))[0]).note for changes in ({"method__name": "fedcurv"}, drawing)]
+    told = ["what follows a client's last step is done without" in note for note in notes]
+    assert told == [False, True]
+
+
 def test_more_images_than_were_foreseen_are_scored():
     job, server = start(tiny(**UNEQUAL, train__precision="float64"))
     engine = GraphEngine(job.engine, [], 1)
