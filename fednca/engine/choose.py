@@ -49,12 +49,16 @@ def build_graphs(config: Config, eager: EagerEngine, judged: list[Shard], device
         raise UnfitEngineError("CUDA graphs need a CUDA device")
     if any(isinstance(shard.store.pixels, StoredImages) for shard in [*eager.shards, *judged]):
         raise UnfitEngineError("the images do not fit into the GPU's memory")
-    together = clients_per_round(config, len(eager.shards))
+    together, size = clients_per_round(config, len(eager.shards)), config.evaluate.batch_size
+    all_take_part = together == len(eager.shards)
     try:
         with GLOBAL:  # while one run measures free memory and captures, no other may
-            return GraphEngine(eager, judged, together, keep_states=together == len(eager.shards))
+            return GraphEngine(eager, judged, together, judged_at_once=size, keep_states=all_take_part)
     except torch.OutOfMemoryError:
-        raise FedncaError("one client's step does not fit on the GPU; use a smaller batch_size or image_size") from None
+        raise FedncaError(
+            "one client's step or a batch to evaluate does not fit on the GPU; "
+            "use a smaller train.batch_size, evaluate.batch_size or data.image_size"
+        ) from None
     except RuntimeError as error:  # a step that waits for the device, say
         raise UnfitEngineError(f"a step cannot be captured ({str(error).partition(chr(10))[0]})") from error
 

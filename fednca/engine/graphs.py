@@ -40,8 +40,19 @@ class Task:
 class GraphEngine:
     """Trains clients in slots, one stream each; without a GPU the same steps are done one after the other."""
 
-    def __init__(self, eager: EagerEngine, judged: list[Shard], wanted: int, *, keep_states: bool = True) -> None:
-        """Try a step out and plan the memory for `wanted` clients side by side; states may wait on the host."""
+    def __init__(
+        self,
+        eager: EagerEngine,
+        judged: list[Shard],
+        wanted: int,
+        *,
+        judged_at_once: int | None = None,
+        keep_states: bool = True,
+    ) -> None:
+        """Try a step out and plan the memory for `wanted` clients side by side; states may wait on the host.
+
+        Where it is known how many images are judged at once, memory for that is taken before slots take theirs.
+        """
         self.method, self.shards, self.config, self.seed = eager.method, eager.shards, eager.config, eager.seed
         self.keep_states = keep_states
         if len(list(eager.model.parameters())) < len(list(eager.model.named_parameters(remove_duplicate=False))):
@@ -57,6 +68,9 @@ class GraphEngine:
         self.common.try_out(*next(longest.batches(largest)))
         passed_over = [*judged, *(self.shards if self.method.closes or adds_up(self.method) else [])]
         self.judge = Judge(self.common, self.classes, max(map(len, passed_over), default=0))
+        if judged_at_once and self.device.type == "cuda":
+            for shard in judged:
+                self.predict(self.common.start, shard, judged_at_once)
         if adds_up(self.method):
             self._prepare_finish(longest)
         if self.method.closes:

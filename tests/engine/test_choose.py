@@ -108,7 +108,7 @@ def test_a_step_too_large_for_the_gpu_is_one_sentence(monkeypatch):
     job, _ = start(tiny())
     job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
     monkeypatch.setattr(fednca.engine.choose, "GraphEngine", failing(torch.OutOfMemoryError("CUDA out of memory")))
-    with pytest.raises(FedncaError, match="does not fit on the GPU; use a smaller batch_size or image_size"):
+    with pytest.raises(FedncaError, match=r"does not fit on the GPU; use a smaller train\.batch_size, evaluate"):
         choose_on_a_gpu(job)
 
 

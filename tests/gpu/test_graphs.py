@@ -12,7 +12,7 @@ import fednca.engine.graphs
 from fednca.callbacks import Callback
 from fednca.engine.eager import EagerEngine
 from fednca.engine.fused import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
-from fednca.engine.graphs import GraphEngine
+from fednca.engine.graphs import GraphEngine, sizes_of
 from fednca.engine.residual import FusedBasicBlock
 from fednca.methods import method_names
 from fednca.methods.fedavg import FedAvg
@@ -166,6 +166,19 @@ def test_clients_that_do_not_fit_wait_for_their_turn(monkeypatch):
     assert "1 clients at once (of 4 in a round: the GPU's memory has no room for more)" in narrow.note
     found, expected = (play(job, engine, server, 2) for engine in (narrow, roomy))
     assert_agree(found, expected, atol=0.0)
+
+
+def test_judging_has_its_memory_before_clients_take_theirs(monkeypatch):
+    captured = []
+
+    def plan(self, wanted, largest, old=GraphEngine._plan):
+        captured.extend(key[:2] for key in self.judge.lane.graphs)
+        return old(self, wanted, largest)
+
+    monkeypatch.setattr(GraphEngine, "_plan", plan)
+    job, _ = start(tiny(**UNEQUAL, evaluate__batch_size=16, engine="graphs"), "cuda")
+    sizes = {*sizes_of(job.val, 16), *sizes_of(job.test, 16)}
+    assert set(captured) == {("score", size) for size in sizes}
 
 
 def test_memory_grows_with_the_clients_of_a_round_and_not_with_all():
