@@ -13,8 +13,8 @@ from plan import (
     DRAWS,
     EXTRAS_OF,
     FEDNCA,
+    GRID,
     QUERIES,
-    ROUNDS,
     SAMPLES,
     SEEDS,
     SETTINGS,
@@ -23,7 +23,9 @@ from plan import (
     draws,
     eventual_runs,
     gap,
+    grid,
     plan,
+    rounds_of,
     spread,
     tables,
 )
@@ -111,6 +113,7 @@ def progress_table(study: Study) -> str:
         **{f"extras {setting}": of_tables(study, [setting], rows) for setting, rows in EXTRAS_OF.items()},
         "candidates": of_tables(study, DERMAMNIST, CANDIDATES),
         "query ablations": of_tables(study, ABLATED, QUERIES.values()),
+        "digits, dealt more or less unequally": (grid(), len(grid())),
     }
     rows = [
         [name, str(sum(entry.path in study.records for entry in entries)), str(total)]
@@ -122,7 +125,7 @@ def progress_table(study: Study) -> str:
 def settings_table(study: Study) -> str:
     """Say how the runs were trained, as their records have it; nothing of settings without any."""
     rows = []
-    for setting in (*SETTINGS, *SAMPLES):
+    for setting in (*SETTINGS, *SAMPLES, *GRID):
         configs = [record["config"] for path, record in study.records.items() if is_whole(setting, path, record)]
         cells = [
             ", ".join(sorted({show(config[part].get(name)) for config in configs}))
@@ -134,7 +137,8 @@ def settings_table(study: Study) -> str:
 
 def is_whole(setting: str, path: Path, record: Record) -> bool:
     """Say whether a record is one of a setting's runs over all rounds."""
-    return record["setting"] == setting and record["config"]["train"]["rounds"] == ROUNDS and not tried(path, record)
+    rounds = record["config"]["train"]["rounds"]
+    return record["setting"] == setting and rounds == rounds_of(setting) and not tried(path, record)
 
 
 def of_tables(study: Study, settings: Iterable[str], rows: Iterable[str]) -> tuple[list[Entry], int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,14 @@ SETTINGS = (*DERMAMNIST, *CIFAR10)
 COCO_SAMPLE = {"coco-sample-0.05": "coco-0.05"}  # parts of datasets, and the presets that they are trained by
 NIH_SAMPLE = {"nih-sample-0.5": "chestxray14-0.5", "nih-sample-0.1": "chestxray14-0.1"}
 SAMPLES = COCO_SAMPLE | NIH_SAMPLE
+# The same images dealt more or less unequally: scikit-learn's digits, which need no files and no GPU.
+GRID = {
+    f"digits-{beta}-{gamma}": {"partition.beta": beta, "partition.gamma": gamma}
+    for gamma, beta in product((0.3, 0.5, 1.0), (0.1, 5.0))
+}
 SEEDS = (0, 1, 2)
 ROUNDS = 100
+GRID_ROUNDS = 50
 
 FEDNCA = ("fednca-ml", "fednca-ml:variant=released")
 OTHERS = ("fedprox", "fedcurv", "scaffold", "spherefed", "fedlgt")
@@ -49,6 +56,7 @@ EXTRAS = (
     *(f"fedavgm:{HALF}", "fedadam", "fedyogi"),
 )
 EXTRAS_OF = dict.fromkeys(DERMAMNIST, EXTRAS) | dict.fromkeys(CIFAR10, (MLP,))
+GRID_ROWS = ("fedavg", *FEDNCA, "ml-decoder", "fedavg-balanced", MLP)
 # What might be better than the paper's choices for FedNCA-ML; validation images say whether it is.
 CANDIDATES = (f"fedavgm@fednca-ml:{HALF}", "fednca-ml:criterion=balanced", "fednca-ml:queries=learnable")
 WITH_FEATURES = ("FC", "LADM + ETF", "all")  # components whose test features are kept
@@ -94,6 +102,8 @@ class Entry:
     def config(self) -> Config:
         """Return the settings of the run."""
         own = {"partition.seed": self.draw, "seed": self.seed, "train.rounds": self.rounds}
+        if self.setting in GRID:
+            return load_config("demo", {**GRID[self.setting], **parse_row(self.row).overrides, **own})
         dataset = self.setting.rpartition("-")[0]
         row = parse_row(self.row).overrides
         if row["method.name"] == "fedlgt" and dataset in TEXT_TABLES:
@@ -156,6 +166,17 @@ def trained_in(setting: str, row: str) -> str:
     return alike[0] if row == "centralized" else setting
 
 
+def rounds_of(setting: str) -> int:
+    """Return how many rounds a setting's runs have."""
+    return GRID_ROUNDS if setting in GRID else ROUNDS
+
+
+def grid() -> list[Entry]:
+    """Return the runs on unequally dealt digits, draw by draw, with one seed."""
+    places = product(DRAWS[:FEW_DRAWS], GRID, GRID_ROWS)
+    return [Entry(setting, row, draw, SEEDS[0], rounds_of(setting)) for draw, setting, row in places]
+
+
 def tables(settings: Iterable[str], rows: Iterable[str], records: Records) -> list[Entry]:
     """Return the runs of tables on the chosen draws, seed by seed, as far as draws are chosen."""
     places = [(trained_in(setting, row), row) for setting in settings for row in rows]
@@ -200,6 +221,7 @@ def plan(records: Records) -> list[Entry]:
     found += tables(COCO_SAMPLE, TABLE, records)
     found += tables(ABLATED, QUERIES.values(), records)
     found += tables(NIH_SAMPLE, TABLE, records)
+    found += grid()
     return list(dict.fromkeys(found))
 
 
@@ -210,4 +232,4 @@ def eventual_runs() -> int:
     asked += [((setting,), rows) for setting, rows in EXTRAS_OF.items()]
     on_one_draw = {(trained_in(setting, row), row) for settings, rows in asked for setting in settings for row in rows}
     on_others = len(SETTINGS) * (len(DRAWS) - 1) * len(("fedavg", *FEDNCA, "the strongest other"))
-    return len(CALIBRATION) + len(SETTINGS) * len(DRAWS) + len(on_one_draw) * len(SEEDS) + on_others
+    return len(CALIBRATION) + len(SETTINGS) * len(DRAWS) + len(on_one_draw) * len(SEEDS) + on_others + len(grid())

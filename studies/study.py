@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plan import DRAW_ROUNDS, DRAWS, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw, trained_in
+from plan import DRAW_ROUNDS, DRAWS, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw, rounds_of, trained_in
 
 from fednca.report.comparison import COLUMNS, value_of
 
@@ -25,7 +25,7 @@ class Study:
 
     def find(self, setting: str, row: str, draw: int, seed: int) -> Record | None:
         """Return the record of a whole run, as far as there is one."""
-        return self.records.get(Entry(setting, row, draw, seed).path)
+        return self.records.get(Entry(setting, row, draw, seed, rounds_of(setting)).path)
 
     def over_seeds(self, setting: str, row: str) -> dict[int, Record]:
         """Return a row's records on the setting's chosen draw, by seed."""
@@ -60,7 +60,8 @@ class Study:
 
 def tried(path: Path, record: Record) -> str:
     """Return what a record's name tells of beside draw and seed; empty for a run that the plan may ask for."""
-    planned = Entry(record["setting"], record["row"], record["draw"], record["seed"]).path.stem
+    setting = record["setting"]
+    planned = Entry(setting, record["row"], record["draw"], record["seed"], rounds_of(setting)).path.stem
     return path.stem.removeprefix(planned).removeprefix(f"-rounds-{DRAW_ROUNDS}").removeprefix("-")
 
 

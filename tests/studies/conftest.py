@@ -13,7 +13,7 @@ from records import make_record, write_record
 
 from fednca.runs import train
 
-CLASSES = {"dermamnist": 7, "cifar10": 10, "coco-sample": 80, "nih-sample": 14}
+CLASSES = {"dermamnist": 7, "cifar10": 10, "coco": 80, "nih": 14, "digits": 10}
 SPLITS = ("val", "test")
 NOTE = "text table: random orthonormal stand-in"
 
@@ -39,28 +39,27 @@ def invent(real_record):
 
     def make(entry):
         rng = np.random.default_rng(crc32(str(entry.path).encode()))
-        dataset, _, beta = entry.setting.rpartition("-")
+        dataset, classes = entry.setting.rpartition("-")[0], CLASSES[entry.setting.partition("-")[0]]
         record = copy.deepcopy(real_record)
         record |= {"row": entry.row, "setting": entry.setting, "draw": entry.draw, "seed": entry.seed}
         record |= {"note": NOTE if entry.row == "fedlgt" else "", "seconds": 90.0, "gpu": "a GPU"}
-        record["classes"] = [f"class {c}" for c in range(CLASSES[dataset])]
+        record["classes"] = [f"class {c}" for c in range(classes)]
         record["partition"] |= {
             "label_distance": round(rng.uniform(0.3, 0.9), 5),
             "missing_classes": round(rng.uniform(1, 4), 5),
             "cooccurrence_distance": round(rng.uniform(0.3, 0.9), 5),
         }
-        record["config"]["data"]["name"], record["config"]["partition"]["beta"] = dataset, float(beta)
+        record["config"]["data"]["name"] = dataset
+        record["config"]["partition"]["beta"] = entry.config().partition.beta
         record["config"]["train"]["rounds"] = entry.rounds
         for result in record["results"].values():
-            replace_numbers(result, rng, CLASSES[dataset])
+            replace_numbers(result, rng, classes)
         rounds = list(range(1, 11))
         record["curves"] = {"round": rounds} | {
             split: {metric: rng.uniform(0.3, 0.9, len(rounds)).round(5).tolist() for metric in record["curves"][split]}
             for split in SPLITS
         }
-        record["features"] = (
-            invent_features(record["features"], rng, CLASSES[dataset]) if entry.keeps_features else None
-        )
+        record["features"] = invent_features(record["features"], rng, classes) if entry.keeps_features else None
         return record
 
     return make

@@ -13,6 +13,7 @@ from plan import (
     DRAWS,
     EXTRAS_OF,
     FEDNCA,
+    GRID,
     QUERIES,
     SAMPLES,
     SETTINGS,
@@ -79,11 +80,20 @@ def test_samples_come_after_what_can_be_held_against_the_paper(tried_draws):
     extras = [at for at, entry in enumerate(entries) if entry.row in EXTRAS_OF.get(entry.setting, ())]
     assert max(extras) < min(places["coco-sample-0.05"])
     assert max(places["coco-sample-0.05"]) < min(places["nih-sample-0.5"])
-    assert max(map(max, places.values())) == len(entries) - 1
+    after = [entry.setting for entry in entries[max(map(max, places.values())) + 1 :]]
+    assert set(after) == set(GRID)
     coco, nih = (Entry(setting, "fedavg", 0, 0).config() for setting in ("coco-sample-0.05", "nih-sample-0.1"))
     assert (coco.data.name, coco.partition.beta, coco.partition.gamma) == ("coco", 0.05, 0.75)
     assert (nih.data.name, nih.partition.beta, nih.partition.gamma) == ("folder", 0.1, 0.5)
     assert (coco.evaluate.select, nih.evaluate.select) == ("macro_f1", "macro_auc")
+
+
+def test_digits_are_dealt_by_each_beta_and_gamma_on_three_draws():
+    entries = [entry for entry in plan({}) if entry.setting in GRID]
+    dealt = {(c.partition.beta, c.partition.gamma, c.partition.seed) for c in (entry.config() for entry in entries)}
+    assert dealt == set(product((0.1, 5.0), (0.3, 0.5, 1.0), (0, 1, 2)))
+    configs = [entry.config() for entry in entries]
+    assert {(c.data.name, c.seed, c.train.rounds, c.train.precision) for c in configs} == {("digits", 0, 50, "float32")}
 
 
 def test_fedlgt_has_real_text_embeddings_where_there_are_any():
@@ -99,7 +109,8 @@ def test_no_draw_is_taken_while_one_is_untried(invent):
 
 
 def test_the_plan_begins_with_the_draws_alone():
-    entries = [entry for entry in plan({}) if entry not in CALIBRATION and entry.setting not in SAMPLES]
+    elsewhere = {*SAMPLES, *GRID}
+    entries = [entry for entry in plan({}) if entry not in CALIBRATION and entry.setting not in elsewhere]
     assert {(e.setting, e.draw) for e in entries} == set(product(SETTINGS, DRAWS))
     assert len(entries) == 20
     assert {(e.row, e.seed, e.rounds) for e in entries} == {("fedavg", 0, 30)}
@@ -112,8 +123,10 @@ def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     # candidates, 2 queries.
     assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 4 * 3 + (8 + 3) * 3 + 2 * 3
     # Ten runs try out open choices, and three samples have tables of their own; three settings show the centralised
-    # runs of another. The strongest other method adds four draws to each setting, once it is known.
-    assert sizes[2] == 10 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * (8 + 3 + 1) * 3 + 2 * 2 * 3
+    # runs of another. The strongest other method adds four draws to each setting, once it is known. Digits are dealt in
+    # six ways, each on three draws.
+    digits = 6 * 3 * 6
+    assert sizes[2] == 10 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * (8 + 3 + 1) * 3 + 2 * 2 * 3 + digits
     assert sizes[3] - sizes[2] == 4 * 4
 
 
