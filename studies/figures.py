@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 from features import distance_to_ideal, ideal_cosine, kept_features
-from gains import AGAINST, GAINED, HELPING, Gain, gains
+from gains import AGAINST, GAINED, Gain, gains
+from grid import HELPING as ON_DIGITS
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
-from plan import ABLATED, SETTINGS, TABLE, WITH_FEATURES
+from plan import ABLATED, GRID, SETTINGS, TABLE, WITH_FEATURES
 from study import METRICS, Record, Study
 
 from fednca.report.figures import COLOURS, QUIET, STYLE, readable
@@ -21,8 +22,9 @@ OWN_STYLE = STYLE | {"svg.fonttype": "none"}
 # FedAvg in grey, FedNCA-ML in red and wine, the rest as far from these as they can be.
 ORDER = (9, 0, 5, 2, 3, 4, 7, 6, 1)
 COLOUR = dict(zip(TABLE, (COLOURS[place] for place in ORDER), strict=True))
+COLOUR |= {row: COLOURS[place] for row, place in zip(ON_DIGITS[2:], (6, 2, 3), strict=True)}  # shown with no others
 FOREMOST = ("fedavg", "fednca-ml", "fednca-ml:variant=released")
-MARKERS = dict(zip(SETTINGS, "osD^", strict=True))
+MARKERS = dict(zip(SETTINGS, "osD^", strict=True)) | dict(zip(GRID, "osD^vP", strict=True))
 CURVES = (
     ("val", "macro_f1", "validation macro-F1"),
     ("test", "macro_f1_calibrated", "test macro-F1 cal."),
@@ -42,9 +44,9 @@ def _draw_all(study: Study) -> Iterator[tuple[str, Figure]]:
         runs = {row: found for row in TABLE if (found := study.over_seeds(setting, row))}
         if runs:
             yield f"curves-{setting}", curves(setting, {row: list(found.values()) for row, found in runs.items()})
-    found_gains = list(gains(study))
-    if found_gains:
-        yield "gains", gain_panels(found_gains)
+    for name, gained in {"gains": gains(study), "gains-digits": gains(study, GRID, ON_DIGITS)}.items():
+        if shown := list(gained):
+            yield name, gain_panels(shown)
     for setting in ABLATED:
         kept = kept_features(study, setting)
         if kept:
@@ -132,8 +134,7 @@ def gain_panels(found: Sequence[Gain]) -> Figure:
                 axes.set_xlabel(name)
                 axes.locator_params(axis="x", nbins=5)
         line[0].set_ylabel(f"gain on fedavg, points of {METRICS[metric]}")
-    rows = [row for row in HELPING if any(gain.row == row for gain in found)]
-    settings = [setting for setting in SETTINGS if any(gain.setting == setting for gain in found)]
+    rows, settings = dict.fromkeys(gain.row for gain in found), dict.fromkeys(gain.setting for gain in found)
     handles = [_marker(COLOUR[row], "o", shown_name(row)) for row in rows]
     handles += [_marker("white", MARKERS[setting], setting) for setting in settings]
     figure.legend(handles=handles, loc="outside right upper")

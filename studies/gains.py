@@ -1,6 +1,6 @@
 """When does a method help? Its gain on FedAvg beside how unlike the clients are, and how badly FedAvg's scores lie."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
@@ -39,11 +39,11 @@ class Gain:
     against: dict[str, float | None]  # what is known of the draw, and of FedAvg on it
 
 
-def gains(study: Study) -> Iterator[Gain]:
+def gains(study: Study, settings: Iterable[str] = SETTINGS, rows: Sequence[str] = HELPING) -> Iterator[Gain]:
     """Yield the gain of every row and draw that was run beside FedAvg."""
-    for setting in SETTINGS:
+    for setting in settings:
         base = study.everywhere(setting, BASE)
-        for row in HELPING:
+        for row in rows:
             pairs = {metric: differences(study, setting, row, BASE, metric) for metric in GAINED}
             means = {metric: mean_by_draw(own) for metric, own in pairs.items()}
             for draw in means[GAINED[0]]:
@@ -60,15 +60,29 @@ def lift(records: list[Record]) -> float | None:
     return fmean(known) if known else None
 
 
-def correlations(found: list[Gain]) -> list[list[str]]:
-    """Write how far the gains of a row go with each measure over the draws of all settings."""
+def correlations(found: Sequence[Gain], helping: Sequence[str] = HELPING) -> str:
+    """Show how far the gains of rows go with each measure over the draws of all settings; nothing with few draws."""
     rows = []
-    for row, metric in product(HELPING, GAINED):
+    for row, metric in product(helping, GAINED):
         own = [gain for gain in found if gain.row == row and metric in gain.points]
         if len(own) >= ENOUGH:
             pairs = {name: [(gain.against[name], gain.points[metric]) for gain in own] for name in AGAINST}
             rows.append([row, METRICS[metric], *map(rank_correlation, pairs.values()), str(len(own))])
-    return rows
+    return markdown(["method", "gain in", *AGAINST.values(), "draws"], rows, texts=2) if rows else ""
+
+
+def numbers_of(found: Iterable[Gain]) -> str:
+    """Fold away the gains that a figure shows."""
+    header = ["setting", "method", "draw", "seeds", *AGAINST.values(), *(METRICS[metric] for metric in GAINED)]
+    rows = [
+        [
+            *(gain.setting, gain.row, str(gain.draw), str(gain.seeds)),
+            *(number(value, 2) for value in gain.against.values()),
+            *(signed(gain.points[metric]) for metric in GAINED),
+        ]
+        for gain in found
+    ]
+    return folded("The numbers of the figure", markdown(header, rows, texts=2))
 
 
 def rank_correlation(pairs: list[tuple[float | None, float]]) -> str:
@@ -95,18 +109,6 @@ nothing but a better operating point rises along with it, one that is more stays
     found = list(gains(study))
     if figure is None:
         return f"{text}\n\n{NOT_RUN}"
-    header = ["setting", "method", "draw", "seeds", *AGAINST.values(), *(METRICS[metric] for metric in GAINED)]
-    rows = [
-        [
-            *(gain.setting, gain.row, str(gain.draw), str(gain.seeds)),
-            *(number(value, 2) for value in gain.against.values()),
-            *(signed(gain.points[metric]) for metric in GAINED),
-        ]
-        for gain in found
-    ]
-    numbers = folded("The numbers of the figure", markdown(header, rows, texts=2))
-    lines = correlations(found)
-    ranked = (
-        f"{RANKS}\n\n{markdown(['method', 'gain in', *AGAINST.values(), 'draws'], lines, texts=2)}" if lines else ""
-    )
-    return "\n\n".join(filter(None, [text, figure + notes_below(study, SETTINGS, HELPING), ranked, numbers]))
+    ranked = correlations(found)
+    parts = [text, figure + notes_below(study, SETTINGS, HELPING), ranked and f"{RANKS}\n\n{ranked}", numbers_of(found)]
+    return "\n\n".join(filter(None, parts))

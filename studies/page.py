@@ -15,6 +15,7 @@ from facts import appendix, how_it_was_run, trials, which_draw
 from features import feature_section
 from figures import draw_all, picture_of
 from gains import when_it_helps
+from grid import same_images
 from matplotlib.figure import Figure
 from plan import SETTINGS, TABLE, Records
 from records import RECORDS, read_records
@@ -78,6 +79,7 @@ def make_page(records: Records) -> Page:
         against_fedavg(study),
         several_draws(study),
         when_it_helps(study, links.get("gains")),
+        same_images(study, links.get("gains-digits")),
         components(study),
         queries(study),
         extras(study),

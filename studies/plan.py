@@ -101,15 +101,15 @@ class Entry:
 
     def config(self) -> Config:
         """Return the settings of the run."""
-        own = {"partition.seed": self.draw, "seed": self.seed, "train.rounds": self.rounds}
-        if self.setting in GRID:
-            return load_config("demo", {**GRID[self.setting], **parse_row(self.row).overrides, **own})
-        dataset = self.setting.rpartition("-")[0]
+        own = {"partition.seed": self.draw, "seed": self.seed, "train.rounds": self.rounds, **dict(self.changes)}
         row = parse_row(self.row).overrides
+        if self.setting in GRID:
+            return load_config("demo", {**GRID[self.setting], **row, **own})
+        dataset = self.setting.rpartition("-")[0]
         if row["method.name"] == "fedlgt" and dataset in TEXT_TABLES:
             row = {**row, "method.options.text": TEXT_TABLES[dataset]}
         preset = SAMPLES.get(self.setting, self.setting)
-        return load_config(preset, {**COMMON, **OF_DATASET.get(dataset, {}), **row, **own, **dict(self.changes)})
+        return load_config(preset, {**COMMON, **OF_DATASET.get(dataset, {}), **row, **own})
 
 
 # CIFAR-10's image size and numbers of composites are open: these runs decided on what the presets say, before any
@@ -124,6 +124,11 @@ CALIBRATION = tuple(
         MLP: ((64, ()),),
     }.items()
     for size, counts in tries
+)
+
+# Whether the demo's learning rate, 0.005, suits FedAvg.
+GRID_TRIALS = tuple(
+    Entry("digits-0.1-0.5", "fedavg", 0, 0, GRID_ROUNDS, (("train.lr", lr),)) for lr in (0.0005, 0.001, 0.002, 0.01)
 )
 
 Records = Mapping[Path, Mapping[str, Any]]  # by the path of their entry
@@ -174,7 +179,7 @@ def rounds_of(setting: str) -> int:
 def grid() -> list[Entry]:
     """Return the runs on unequally dealt digits, draw by draw, with one seed."""
     places = product(DRAWS[:FEW_DRAWS], GRID, GRID_ROWS)
-    return [Entry(setting, row, draw, SEEDS[0], rounds_of(setting)) for draw, setting, row in places]
+    return [Entry(setting, row, draw, SEEDS[0], GRID_ROUNDS) for draw, setting, row in places] + list(GRID_TRIALS)
 
 
 def tables(settings: Iterable[str], rows: Iterable[str], records: Records) -> list[Entry]:

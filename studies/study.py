@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plan import DRAW_ROUNDS, DRAWS, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw, rounds_of, trained_in
+from plan import DRAW_ROUNDS, DRAWS, GRID, SAMPLES, SEEDS, SETTINGS, Entry, Records, chosen_draw, rounds_of, trained_in
 
 from fednca.report.comparison import COLUMNS, value_of
 
@@ -40,8 +40,9 @@ class Study:
         return {place: record for place, record in found.items() if record is not None}
 
     def trials(self) -> dict[Path, Record]:
-        """Return the records of what was tried out: those of no setting as it is."""
-        return {path: record for path, record in sorted(self.records.items()) if tried(path, record)}
+        """Return the records of what was tried out for the paper's settings: those of no setting as it is."""
+        own = {path: record for path, record in sorted(self.records.items()) if record["setting"] not in GRID}
+        return {path: record for path, record in own.items() if tried(path, record)}
 
     def notes(self, settings: Iterable[str], rows: Iterable[str]) -> list[str]:
         """Return what must be said of rows wherever they are shown, and of which settings where not of all."""

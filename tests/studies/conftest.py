@@ -49,8 +49,9 @@ def invent(real_record):
             "missing_classes": round(rng.uniform(1, 4), 5),
             "cooccurrence_distance": round(rng.uniform(0.3, 0.9), 5),
         }
-        record["config"]["data"]["name"] = dataset
-        record["config"]["partition"]["beta"] = entry.config().partition.beta
+        own = entry.config()
+        record["config"]["data"]["name"], record["config"]["partition"]["beta"] = dataset, own.partition.beta
+        record["config"]["train"]["lr"] = own.train.lr
         record["config"]["train"]["rounds"] = entry.rounds
         for result in record["results"].values():
             replace_numbers(result, rng, classes)

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 from comparisons import against_fedavg
-from plan import CANDIDATES, COMPONENTS, DRAWS, SETTINGS, TABLE, Entry, chosen_draw, strongest_other
+from plan import CANDIDATES, COMPONENTS, DRAWS, GRID, SETTINGS, TABLE, Entry, chosen_draw, strongest_other
 from reading import SETTING, by_name, column, metric, plain, runs, shows, tables
 from scipy import stats
 from seed_tables import published_ablations
@@ -15,6 +15,7 @@ from swings import above_neighbours, step
 from fednca.report.published import published
 
 RELEASED = "fednca-ml:variant=released"
+ON_DIGITS = ("fednca-ml", RELEASED, "ml-decoder", "fedavg-balanced", "fedavg:head=mlp")
 
 
 def test_main_tables_hold_means_deviations_and_published_values(whole, complete):
@@ -85,6 +86,44 @@ def test_paired_differences_are_those_of_scipy(whole, complete):
             word = "better" if low > 0 else "worse" if high < 0 else "equal"
             shows(cell, [np.mean(means), low, high])
             assert cell.endswith(f"] {word}")
+
+
+def test_gains_on_digits_are_those_of_scipy(whole, complete):
+    for name in ("macro-F1", "macro-F1 cal."):
+        header, rows = tables(whole[0], f"### {name}, digits")[0]
+        assert header == ["gamma", "beta", "fedavg", *ON_DIGITS]
+        assert [row[:2] for row in rows] == [[g, b] for g in ("0.3", "0.5", "1.0") for b in ("0.1", "5.0")]
+        for gamma, beta, own, *cells in rows:
+            setting = f"digits-{beta}-{gamma}"
+            base = [metric(complete[Entry(setting, "fedavg", draw, 0, 50).path], name) for draw in range(3)]
+            shows(own, [np.mean(base)])
+            for row, cell in zip(ON_DIGITS, cells, strict=True):
+                found = [metric(complete[Entry(setting, row, draw, 0, 50).path], name) for draw in range(3)]
+                low, high = stats.ttest_rel(found, base).confidence_interval(0.95)
+                shows(cell, [np.mean(found) - np.mean(base), low, high])
+                assert cell.endswith("better" if low > 0 else "worse" if high < 0 else "equal")
+
+
+def test_ranks_of_gains_on_digits_are_those_of_scipy(whole, complete):
+    ranks = tables(whole[0], "### macro-F1 cal., digits")[2][1]
+    assert [row[:2] for row in ranks[:2]] == [["fednca-ml", "macro-F1"], ["fednca-ml", "macro-F1 cal."]]
+    for row, name, label_distance, *_, drawn in ranks:
+        places = [(setting, draw) for setting in GRID for draw in range(3)]
+        pairs = [[complete[Entry(s, each, draw, 0, 50).path] for each in (row, "fedavg")] for s, draw in places]
+        gained = [metric(own, name) - metric(base, name) for own, base in pairs]
+        distances = [base["partition"]["label_distance"] for _, base in pairs]
+        assert float(label_distance) == pytest.approx(stats.spearmanr(distances, gained).statistic, abs=0.00501)
+        assert drawn == "18"
+
+
+def test_learning_rates_tried_on_digits_stand_in_their_order(whole, complete):
+    header, rows = tables(whole[0], "### macro-F1 cal., digits")[-1]
+    assert header == ["learning rate", "val. macro-F1", "macro-F1", "macro-F1 cal.", "macro-AUC"]
+    assert [row[0] for row in rows] == ["0.0005", "0.001", "0.002", "0.005", "0.01"]
+    chosen = complete[Entry("digits-0.1-0.5", "fedavg", 0, 0, 50).path]
+    assert rows[3][1] == f"{100 * chosen['results']['val']['val']['macro_f1']:.1f}"
+    for cell, name in zip(rows[3][2:], header[2:], strict=True):
+        shows(cell, [metric(chosen, name)])
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(5.0, "better"), (0.0, "equal"), (-5.0, "worse")])

@@ -75,7 +75,7 @@ def test_without_any_record_there_are_no_numbers_of_ours():
         assert block.split("\n\n")[1].startswith("not run"), block
     parts = tables(made.text, "## How it was run")[1][1]
     assert {done for _, done, _ in parts} == {"0"}
-    assert "\n0 of 490 runs are done" in made.text
+    assert "\n0 of 494 runs are done" in made.text
 
 
 def test_a_run_that_was_tried_out_stands_apart(whole, complete, invent):
@@ -111,7 +111,7 @@ def test_links_lead_to_figures_and_headings(whole):
     assert set(links) == {*pictures, "methods.md", *(link for link in links if link.startswith("#"))}
     assert (page.OUT / "methods.md").is_file()
     assert {path.name for path in (out / FOLDER).iterdir()} == {Path(link).name for link in pictures}
-    assert len(pictures) == len(SETTINGS) + 1 + 2 * 2
+    assert len(pictures) == len(SETTINGS) + 2 + 2 * 2
     assert all((out / link).stat().st_size < 300_000 for link in pictures)
     assert {link[1:] for link in links if link.startswith("#")} <= anchors
 
