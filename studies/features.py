@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from itertools import product
 
-from plan import ABLATED, COMPONENTS, SEEDS, WITH_FEATURES
+from plan import ABLATED, COMPONENTS, DRAWS, SEEDS, WITH_FEATURES
 from seed_tables import NOT_RUN, markdown, number
 from study import Record, Study
 
@@ -46,13 +47,13 @@ def feature_section(study: Study, figures: Mapping[str, str]) -> str:
 ## Features
 
 The paper claims that the features of a linear head (FC) cluster by the number of labels and those of LADM by class.
-Test features of the final models (draw taken, seed {SEEDS[0]}): an image counts once for each of its labels, with its
-feature for that label where the model has one per class. LADM reads that feature with the label's own query, so that
-the query, and not the image alone, may part its classes. Maps are t-SNE on cosine distances; silhouettes (-1 to 1,
-higher: better parted) are those of the features themselves; the last one is that of features for classes that the
-image does not show, which little but the query can part (earlier runs did not keep it). Cosines are those between
-class means: as they are (the paper's "pairwise cosine similarity"), and, in the figure, around their common mean,
-where all are -1/(C-1) for a simplex of C classes."""
+Test features of the final models (draw taken where no other is named, seed {SEEDS[0]}): an image counts once for each
+of its labels, with its feature for that label where the model has one per class. LADM reads that feature with the
+label's own query, so that the query, and not the image alone, may part its classes. Maps are t-SNE on cosine
+distances; silhouettes (-1 to 1, higher: better parted) are those of the features themselves; the last one is that of
+features for classes that the image does not show, which little but the query can part (earlier runs did not keep it).
+Cosines are those between class means: as they are (the paper's "pairwise cosine similarity"), and, in the figure,
+around their common mean, where all are -1/(C-1) for a simplex of C classes."""
     parts = [text]
     for setting in ABLATED:
         shown = [figures[name] for name in (f"features-{setting}", f"cosines-{setting}") if name in figures]
@@ -61,7 +62,7 @@ where all are -1/(C-1) for a simplex of C classes."""
 
 
 def silhouettes_table(study: Study, setting: str) -> str:
-    """Show silhouettes and the mean cosine of class means."""
+    """Show silhouettes and the mean cosine of class means, on other draws as far as they are known."""
     found = kept_features(study, setting)
     header = [
         "components",
@@ -73,6 +74,9 @@ def silhouettes_table(study: Study, setting: str) -> str:
         [name, *(feature_cells(found[name]) if name in found else [NOT_RUN] * (len(header) - 1))]
         for name in WITH_FEATURES
     ]
+    for draw, name in product(DRAWS, WITH_FEATURES):
+        record = None if draw == study.chosen[setting] else study.find(setting, COMPONENTS[name], draw, SEEDS[0])
+        rows += [[f"{name}, draw {draw}", *feature_cells(record)]] if record and record["features"] else []
     return markdown(header, rows) if found else NOT_RUN
 
 

@@ -226,10 +226,13 @@ def test_gains_are_means_of_paired_differences(whole, complete):
 
 def test_features_have_silhouettes_and_cosines(whole, complete):
     ((_, rows),) = tables(whole[0], f"### {SETTING}: features")
-    features = runs(complete, "fedavg")[0]["features"]
-    raw, centred = (np.array(features[name])[~np.eye(7, dtype=bool)] for name in ("raw_cosines", "mean_cosines"))
-    expected = [*features["silhouette"].values(), raw.mean(), np.abs(centred + 1 / 6).mean()]
-    assert rows[0] == ["FC", *(f"{value:.3f}" for value in expected)]
+    draw = chosen_draw(SETTING, complete)
+    other = next(each for each in DRAWS if each != draw)
+    for at, name, where in ((0, "FC", draw), (3, f"FC, draw {other}", other)):
+        features = complete[Entry(SETTING, "fedavg", where, 0).path]["features"]
+        raw, centred = (np.array(features[key])[~np.eye(7, dtype=bool)] for key in ("raw_cosines", "mean_cosines"))
+        expected = [*features["silhouette"].values(), raw.mean(), np.abs(centred + 1 / 6).mean()]
+        assert rows[at] == [name, *(f"{value:.3f}" for value in expected)]
 
 
 def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, complete):
