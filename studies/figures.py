@@ -22,7 +22,7 @@ OWN_STYLE = STYLE | {"svg.fonttype": "none"}
 # FedAvg in grey, FedNCA-ML in red and wine, the rest as far from these as they can be.
 ORDER = (9, 0, 5, 2, 3, 4, 7, 6, 1)
 COLOUR = dict(zip(TABLE, (COLOURS[place] for place in ORDER), strict=True))
-COLOUR |= {row: COLOURS[place] for row, place in zip(ON_DIGITS[2:], (6, 2, 3), strict=True)}  # shown with no others
+COLOUR |= {row: COLOURS[place] for row, place in zip(ON_DIGITS[2:], (1, 6, 2, 3), strict=True)}  # shown with no others
 FOREMOST = ("fedavg", "fednca-ml", "fednca-ml:variant=released")
 MARKERS = dict(zip(SETTINGS, "osD^", strict=True)) | dict(zip(GRID, "osD^vP", strict=True))
 CURVES = (

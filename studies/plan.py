@@ -56,7 +56,7 @@ EXTRAS = (
     *(f"fedavgm:{HALF}", "fedadam", "fedyogi"),
 )
 EXTRAS_OF = dict.fromkeys(DERMAMNIST, EXTRAS) | dict.fromkeys(CIFAR10, (MLP,))
-GRID_ROWS = ("fedavg", *FEDNCA, "ml-decoder", "fedavg-balanced", MLP)
+GRID_ROWS = ("fedavg", *FEDNCA, COMPONENTS["LADM + ETF"], "ml-decoder", "fedavg-balanced", MLP)
 # What might be better than the paper's choices for FedNCA-ML; validation images say whether it is.
 CANDIDATES = (f"fedavgm@fednca-ml:{HALF}", "fednca-ml:criterion=balanced", "fednca-ml:queries=learnable")
 WITH_FEATURES = ("FC", "LADM + ETF", "all")  # components whose test features are kept

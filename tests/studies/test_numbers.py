@@ -15,7 +15,7 @@ from swings import above_neighbours, step
 from fednca.report.published import published
 
 RELEASED = "fednca-ml:variant=released"
-ON_DIGITS = ("fednca-ml", RELEASED, "ml-decoder", "fedavg-balanced", "fedavg:head=mlp")
+ON_DIGITS = ("fednca-ml", RELEASED, "fednca-ml:lambda1=0,lambda2=0", "ml-decoder", "fedavg-balanced", "fedavg:head=mlp")
 
 
 def test_main_tables_hold_means_deviations_and_published_values(whole, complete):

@@ -127,7 +127,7 @@ def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     # Ten runs try out open choices, and three samples have tables of their own; three settings show the centralised
     # runs of another. The strongest other method adds four draws to each setting, once it is known. Digits are dealt in
     # six ways, each on three draws, and trained with four more learning rates.
-    digits = 6 * 3 * 6 + 4
+    digits = 6 * 3 * 7 + 4
     assert sizes[2] == 10 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * (8 + 3 + 1) * 3 + 2 * 2 * 3 + digits
     assert sizes[3] - sizes[2] == 4 * 4
 
