@@ -104,8 +104,18 @@ def test_gains_on_digits_are_those_of_scipy(whole, complete):
                 assert cell.endswith("better" if low > 0 else "worse" if high < 0 else "equal")
 
 
+def test_heads_on_digits_are_compared_with_fednca_ml(whole, complete):
+    header, rows = tables(whole[0], "### macro-F1 cal., digits")[3]
+    assert header == ["gamma", "beta", *(row for row in ON_DIGITS if row != "fedavg-balanced")]
+    pairs = [[complete[Entry("digits-0.1-0.3", header[at], draw, 0, 50).path] for at in (2, -1)] for draw in range(3)]
+    base, own = zip(*([metric(record, "macro-F1 cal.") for record in pair] for pair in pairs), strict=True)
+    shows(rows[0][2], [np.mean(base)])
+    gap = np.mean(own) - np.mean(base)
+    shows(rows[0][-1], [gap, *stats.ttest_rel(own, base).confidence_interval(0.95)])
+
+
 def test_ranks_of_gains_on_digits_are_those_of_scipy(whole, complete):
-    ranks = tables(whole[0], "### macro-F1 cal., digits")[2][1]
+    ranks = tables(whole[0], "### macro-F1 cal., digits")[4][1]
     assert [row[:2] for row in ranks[:2]] == [["fednca-ml", "macro-F1"], ["fednca-ml", "macro-F1 cal."]]
     for row, name, label_distance, *_, drawn in ranks:
         places = [(setting, draw) for setting in GRID for draw in range(3)]
