@@ -130,7 +130,7 @@ class TrainConfig(Options):
     weighting: Literal["equal", "samples"] = "equal"
     """Weights of the average: equal, or by number of images."""
     checkpoint_every: int = Field(default=1, ge=1)
-    """Write the state to go on from after every so many rounds, and after the last."""
+    """Write the state to go on from after every so many rounds, and when a run ends or stops."""
     precision: Literal["float32", "bf16", "float64"] = "float32"
     """Arithmetic of training; bf16 is autocast with float32 weights."""
     augment: AugmentConfig = AugmentConfig()

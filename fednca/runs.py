@@ -193,15 +193,22 @@ def _go_on(
                 callback.on_note(job.engine.note)
         # History first, then best, then last: `resume` cuts history back to `last`, which mends a kill in between.
         with Writer() as writer:
-            for after, record, is_best in run_rounds(job, state, on_client):
-                append_line(run.folder / "history.jsonl", json.dumps(record))
-                if is_best:
-                    best = State(after.round, Server(after.server.weights), best=after.best)  # to use, not to go on
-                    save_later(writer, run.folder / "best.safetensors", best)
-                if after.round % run.config.train.checkpoint_every == 0 or after.round == run.config.train.rounds:
-                    save_later(writer, run.folder / "last.safetensors", after)
-                for callback in callbacks:
-                    callback.on_round(record, after.best)
+            done, kept = state, state.round
+            try:
+                for after, record, is_best in run_rounds(job, state, on_client):
+                    append_line(run.folder / "history.jsonl", json.dumps(record))
+                    if is_best:
+                        best = State(after.round, Server(after.server.weights), best=after.best)  # to use, not to go on
+                        save_later(writer, run.folder / "best.safetensors", best)
+                    done = after
+                    if done.round % run.config.train.checkpoint_every == 0:
+                        save_later(writer, run.folder / "last.safetensors", done)
+                        kept = done.round
+                    for callback in callbacks:
+                        callback.on_round(record, done.best)
+            finally:  # Ctrl-C, a failure or the last round: no finished round is lost
+                if done.round > kept:
+                    save_later(writer, run.folder / "last.safetensors", done)
         results = final_results(run)
         save_final(run, job, results["val"]["calibrated"]["thresholds"])
         write_atomic(run.folder / "results.json", json.dumps(results, indent=1).encode())

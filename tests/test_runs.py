@@ -181,11 +181,15 @@ def test_a_half_written_line_of_history_is_mended(whole, tmp_path):
     assert_same_run(resume(tmp_path / "run"), whole)
 
 
-def test_rarer_checkpoints_change_nothing_either(tmp_path):
-    config = tiny(train__rounds=5, train__checkpoint_every=2)
+def test_a_stop_between_rarer_checkpoints_loses_no_round_and_a_kill_is_mended(tmp_path):
+    config, last = tiny(train__rounds=5, train__checkpoint_every=2), tmp_path / "run/last.safetensors"
     with pytest.raises(Stop):
-        train(config, tmp_path / "run", [StopAfter(3)])
-    assert Run(tmp_path / "run").state("last").round == 2
+        train(config, tmp_path / "run", [StopAfter(2)])
+    before = last.read_bytes()
+    with pytest.raises(Stop):
+        resume(tmp_path / "run", [StopAfter(3)])
+    assert Run(tmp_path / "run").state("last").round == 3
+    last.write_bytes(before)  # as a kill would leave it, with a round more in history
     assert_same_run(resume(tmp_path / "run"), train(config, tmp_path / "whole"))
 
 
