@@ -24,6 +24,7 @@ GRID = {
 SEEDS = (0, 1, 2)
 ROUNDS = 100
 GRID_ROUNDS = 50
+GRID_LONGER = 200  # whether FedAvg gets later to where others are
 
 FEDNCA = ("fednca-ml", "fednca-ml:variant=released")
 OTHERS = ("fedprox", "fedcurv", "scaffold", "spherefed", "fedlgt")
@@ -131,6 +132,13 @@ GRID_TRIALS = tuple(
     Entry("digits-0.1-0.5", "fedavg", 0, 0, GRID_ROUNDS, (("train.lr", lr),)) for lr in (0.0005, 0.001, 0.002, 0.01)
 )
 
+# FedAvg and FedNCA-ML for longer, where clients lack classes.
+LACKING = tuple(setting for setting, dealt in GRID.items() if dealt["partition.gamma"] < 1)
+GRID_LONG_RUNS = tuple(
+    Entry(setting, row, draw, SEEDS[0], GRID_LONGER)
+    for draw, setting, row in product(DRAWS[:FEW_DRAWS], LACKING, ("fedavg", FEDNCA[0]))
+)
+
 Records = Mapping[Path, Mapping[str, Any]]  # by the path of their entry
 
 
@@ -179,7 +187,8 @@ def rounds_of(setting: str) -> int:
 def grid() -> list[Entry]:
     """Return the runs on unequally dealt digits, draw by draw, with one seed."""
     places = product(DRAWS[:FEW_DRAWS], GRID, GRID_ROWS)
-    return [Entry(setting, row, draw, SEEDS[0], GRID_ROUNDS) for draw, setting, row in places] + list(GRID_TRIALS)
+    whole = [Entry(setting, row, draw, SEEDS[0], GRID_ROUNDS) for draw, setting, row in places]
+    return [*whole, *GRID_TRIALS, *GRID_LONG_RUNS]
 
 
 def tables(settings: Iterable[str], rows: Iterable[str], records: Records) -> list[Entry]:
