@@ -5,6 +5,7 @@ from statistics import fmean
 
 from comparisons import BASE, judged
 from gains import GAINED, correlations, gains, numbers_of
+from pace import long_runs
 from paired import differences
 from plan import GRID, GRID_ROUNDS, GRID_ROWS, GRID_TRIALS
 from seed_tables import NOT_RUN, folded, markdown, number
@@ -41,6 +42,7 @@ def same_images(study: Study, figure: str | None) -> str:
         for metric in GAINED
     ]
     parts = [*tables, *folds, figure, ranked and f"{RANKS}\n\n{ranked}", numbers_of(found), rates_table(study)]
+    parts += [long_runs(study)]
     return "\n\n".join(filter(None, [TEXT, *parts]))
 
 

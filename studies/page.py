@@ -17,6 +17,7 @@ from figures import draw_all, picture_of
 from gains import when_it_helps
 from grid import same_images
 from matplotlib.figure import Figure
+from pace import sooner_or_better
 from plan import SETTINGS, TABLE, Records
 from records import RECORDS, read_records
 from seed_tables import NOT_RUN, notes_below
@@ -76,6 +77,7 @@ def make_page(records: Records) -> Page:
         main_tables(study),
         learning_curves(study, links),
         do_runs_settle(study),
+        sooner_or_better(study),
         against_fedavg(study),
         several_draws(study),
         when_it_helps(study, links.get("gains")),

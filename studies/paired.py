@@ -50,10 +50,16 @@ def signed(value: float) -> str:
 
 
 def differences(
-    study: Study, setting: str, row: str, base: str, metric: str, measure: Measure = metric_of
+    study: Study,
+    setting: str,
+    row: str,
+    base: str,
+    metric: str,
+    measure: Measure = metric_of,
+    rounds: int | None = None,
 ) -> dict[tuple[int, int], float]:
-    """Return by how many points a row is above another wherever both were run."""
-    own, others = study.everywhere(setting, row), study.everywhere(setting, base)
+    """Return by how many points a row is above another wherever both were run, for so many rounds or the usual."""
+    own, others = (study.everywhere(setting, each, rounds) for each in (row, base))
     found = {}
     for place in sorted(own.keys() & others.keys()):
         value, other = measure(own[place], metric), measure(others[place], metric)

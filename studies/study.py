@@ -23,9 +23,9 @@ class Study:
         self.records = records
         self.chosen = {setting: chosen_draw(setting, records) for setting in (*SETTINGS, *SAMPLES)}
 
-    def find(self, setting: str, row: str, draw: int, seed: int) -> Record | None:
-        """Return the record of a whole run, as far as there is one."""
-        return self.records.get(Entry(setting, row, draw, seed, rounds_of(setting)).path)
+    def find(self, setting: str, row: str, draw: int, seed: int, rounds: int | None = None) -> Record | None:
+        """Return the record of a run with so many rounds, or with the setting's, as far as there is one."""
+        return self.records.get(Entry(setting, row, draw, seed, rounds or rounds_of(setting)).path)
 
     def over_seeds(self, setting: str, row: str) -> dict[int, Record]:
         """Return a row's records on the setting's chosen draw, by seed."""
@@ -34,9 +34,9 @@ class Study:
         found = {} if draw is None else {seed: self.find(setting, row, draw, seed) for seed in SEEDS}
         return {seed: record for seed, record in found.items() if record is not None}
 
-    def everywhere(self, setting: str, row: str) -> dict[tuple[int, int], Record]:
+    def everywhere(self, setting: str, row: str, rounds: int | None = None) -> dict[tuple[int, int], Record]:
         """Return a row's records by draw and seed."""
-        found = {(draw, seed): self.find(setting, row, draw, seed) for draw in DRAWS for seed in SEEDS}
+        found = {(draw, seed): self.find(setting, row, draw, seed, rounds) for draw in DRAWS for seed in SEEDS}
         return {place: record for place, record in found.items() if record is not None}
 
     def trials(self) -> dict[Path, Record]:

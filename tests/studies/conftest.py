@@ -55,7 +55,7 @@ def invent(real_record):
         record["config"]["train"]["rounds"] = entry.rounds
         for result in record["results"].values():
             replace_numbers(result, rng, classes)
-        rounds = list(range(1, 11))
+        rounds = list(range(1, entry.rounds + 1))
         record["curves"] = {"round": rounds} | {
             split: {metric: rng.uniform(0.3, 0.9, len(rounds)).round(5).tolist() for metric in record["curves"][split]}
             for split in SPLITS

@@ -136,6 +136,52 @@ def test_learning_rates_tried_on_digits_stand_in_their_order(whole, complete):
         shows(cell, [metric(chosen, name)])
 
 
+def level(record, name, mark):
+    return np.mean(curve_of(record, name)[mark - 5 : mark])
+
+
+def test_leads_by_round_are_those_of_scipy(whole, complete):
+    header, rows = tables(whole[0], "### Sooner, or better?")[0]
+    assert len(rows) == len(SETTINGS) * 3 * 2
+    marks = [int(name) for name in header[3:]]
+    assert marks == [20, 40, 60, 80, 100]
+    for setting, row, name, *cells in rows:
+        pairs = {
+            (draw, seed): [complete.get(Entry(setting, each, draw, seed).path) for each in (row, "fedavg")]
+            for draw in DRAWS
+            for seed in range(3)
+        }
+        for mark, cell in zip(marks, cells, strict=True):
+            gaps = {p: level(o, name, mark) - level(b, name, mark) for p, (o, b) in pairs.items() if o and b}
+            drawn = {draw for draw, _ in gaps}
+            means = [np.mean([gap for place, gap in gaps.items() if place[0] == draw]) for draw in sorted(drawn)]
+            means = means if len(drawn) > 1 else list(gaps.values())
+            low, high = stats.ttest_1samp(means, 0).confidence_interval(0.95)
+            shows(cell, [np.mean(means), low, high])
+            assert cell.startswith("**") == (low > 0 or high < 0)
+
+
+def test_longer_runs_on_digits_are_those_of_scipy(whole, complete):
+    header, rows = tables(whole[0], "### More rounds, digits")[0]
+    marks = [int(name) for name in header[4:]]
+    assert marks == [20, 50, 100, 150, 200]
+    assert len(rows) == 4 * 2 * 2
+    for gamma, beta, name, what, *cells in rows:
+        for mark, cell in zip(marks, cells, strict=True):
+            own, base = (
+                [
+                    level(complete[Entry(f"digits-{beta}-{gamma}", row, draw, 0, 200).path], name, mark)
+                    for draw in range(3)
+                ]
+                for row in ("fednca-ml", "fedavg")
+            )
+            if what == "fedavg":
+                shows(cell, [np.mean(base)])
+            else:
+                low, high = stats.ttest_rel(own, base).confidence_interval(0.95)
+                shows(cell, [np.mean(own) - np.mean(base), low, high])
+
+
 @pytest.mark.parametrize(("gain", "verdict"), [(5.0, "better"), (0.0, "equal"), (-5.0, "worse")])
 def test_verdicts_of_constructed_gains(complete, gain, verdict):
     records = dict(complete)
@@ -253,11 +299,11 @@ def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, comple
     for setting, row, *cells, above, mean, calibrated in rows:
         for (name, apart), cell in zip(steps, cells, strict=True):
             curves = [curve_of(record, name) for record in runs(complete, row, setting)]
-            pairs = [abs(curve[i] - curve[i + apart]) for curve in curves for i in range(5, 10 - apart)]
+            pairs = [abs(curve[i] - curve[i + apart]) for curve in curves for i in range(50, 100 - apart)]
             assert float(cell) == pytest.approx(np.mean(pairs), abs=0.00501)
         shows(above, [np.mean([peak(record) for record in runs(complete, row, setting)])])
         for name, cell in (("macro-F1", mean), ("macro-F1 cal.", calibrated)):
-            shows(cell, [np.mean([curve_of(record, name)[5:] for record in runs(complete, row, setting)])])
+            shows(cell, [np.mean([curve_of(record, name)[50:] for record in runs(complete, row, setting)])])
 
 
 def test_gains_by_round_are_those_of_scipy(whole, complete):
@@ -266,7 +312,7 @@ def test_gains_by_round_are_those_of_scipy(whole, complete):
     assert len(rows) == 2 * len(SETTINGS)
     ways = (
         lambda record: metric(record, "macro-F1"),
-        lambda record: np.mean(curve_of(record, "macro-F1")[5:]),
+        lambda record: np.mean(curve_of(record, "macro-F1")[50:]),
         lambda record: 100 * record["results"]["last"]["test"]["macro_f1"],
     )
     for setting, row, *cells, _ in rows:
