@@ -107,7 +107,8 @@ def describe_features(run: Run) -> dict[str, Any]:
     rows = torch.arange(len(test.labels), device=device)
 
     def pairs_of(labels: NDArray[np.int8]) -> Pairs:
-        parts = zip(rows.split(BATCH), torch.as_tensor(labels, device=device).split(BATCH), strict=True)
+        marks = torch.as_tensor(labels, device=device)
+        parts = zip(torch.split(rows, BATCH), torch.split(marks, BATCH), strict=True)
         return positive_pairs(model, ((store.gather(own), marked) for own, marked in parts))
 
     pairs, absent = pairs_of(test.labels), pairs_of(absent_labels(test.labels))
@@ -141,7 +142,8 @@ def absent_labels(labels: NDArray[np.int8]) -> NDArray[np.int8]:
     order = np.random.default_rng(0).random(labels.shape)
     order[labels != 0] = 2  # after all others
     places = order.argsort(axis=1).argsort(axis=1)
-    return ((places < (labels == 1).sum(axis=1, keepdims=True)) & (labels == 0)).astype(np.int8)
+    marked: NDArray[np.bool_] = (places < (labels == 1).sum(axis=1, keepdims=True)) & (labels == 0)
+    return marked.astype(np.int8)
 
 
 def silhouette(features: NDArray[np.float64], groups: NDArray[np.integer]) -> float:
