@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from plan import Entry, chosen_draw
 
 from fednca.collapse import Pairs, class_means, positive_pairs
 from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
@@ -16,9 +17,6 @@ from fednca.report.comparison import COLUMNS, value_of
 from fednca.runfiles import read_json
 from fednca.runs import Run
 from fednca.setup import build_store, pick_device
-
-if TYPE_CHECKING:
-    from plan import Entry
 
 RECORDS = Path(__file__).parent / "records"
 DIGITS = 5
@@ -31,16 +29,17 @@ def read_records(folder: Path = RECORDS) -> dict[Path, dict[str, Any]]:
     return {path.relative_to(folder): read_json(path) for path in paths}
 
 
-def write_record(entry: "Entry", run: Run, commit: str, folder: Path = RECORDS) -> None:
-    """Write what a finished run showed."""
+def write_record(entry: Entry, run: Run, commit: str, folder: Path = RECORDS) -> None:
+    """Write what a finished run showed; the map of its features, which is large, on the draw taken alone."""
     path = folder / entry.path
     with explain_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(make_record(entry, run, commit), ensure_ascii=False)
+    mapped = entry.keeps_features and chosen_draw(entry.setting, read_records(folder)) in (None, entry.draw)
+    text = json.dumps(make_record(entry, run, commit, mapped=mapped), ensure_ascii=False)
     write_atomic(path, (text.replace('], "', '],\n"').replace('}, "', '},\n"') + "\n").encode())
 
 
-def make_record(entry: "Entry", run: Run, commit: str) -> dict[str, Any]:
+def make_record(entry: Entry, run: Run, commit: str, *, mapped: bool = True) -> dict[str, Any]:
     """Collect what a finished run showed, and by what it can be repeated."""
     history, environment = run.history, run.environment
     judged = [record for record in history if "test" in record]
@@ -64,7 +63,7 @@ def make_record(entry: "Entry", run: Run, commit: str) -> dict[str, Any]:
         "results": rounded(run.results),
         "curves": {"round": [record["round"] for record in judged]} | curves,
         "losses": rounded(history[-1]["losses"]),
-        "features": describe_features(run) if entry.keeps_features else None,
+        "features": describe_features(run, mapped=mapped) if entry.keeps_features else None,
         "config": run.config.model_dump(mode="json", exclude_none=True),
     }
 
@@ -93,15 +92,13 @@ def describe_partition(run: Run) -> dict[str, Any]:
     return known | {"images": [len(own) for own in labels], "left_out": left_out}
 
 
-def describe_features(run: Run) -> dict[str, Any]:
-    """Return a map of the final model's test features, how well classes and label counts part them, and class means.
+def describe_features(run: Run, *, mapped: bool) -> dict[str, Any]:
+    """Return how well classes and label counts part the final model's test features, class means, and a map if wanted.
 
     An image counts once for each of its labels, as in `fednca.collapse`; silhouettes are those of cosine distances
     between the features themselves: of all, of those of images with one label, and of as many features for classes that
     an image does not show, which little but a class's own query can part.
     """
-    from sklearn.manifold import TSNE
-
     device, test = pick_device(run.config.device), run.federation.dataset.test
     store, model = build_store(run.config, test.images, device), run.model().to(device)
     rows = torch.arange(len(test.labels), device=device)
@@ -116,12 +113,8 @@ def describe_features(run: Run) -> dict[str, Any]:
     counts = (test.labels == 1).sum(axis=1)[pairs.images.cpu().numpy()]
     means = class_means(pairs, test.labels.shape[1]).cpu()
     raw, centred = (torch.nn.functional.normalize(each, dim=1) for each in (means, means - means.nanmean(dim=0)))
-    places = TSNE(metric="cosine", init="random", random_state=0).fit_transform(features)
     single = counts == 1
-    return {
-        "places": [[round(float(x), 1), round(float(y), 1)] for x, y in places],
-        "classes": classes.tolist(),
-        "label_counts": counts.tolist(),
+    return (map_of(features, classes, counts) if mapped else {}) | {
         "silhouette": {
             "class": silhouette(features, classes),
             "class, one label": silhouette(features[single], classes[single]),
@@ -130,6 +123,20 @@ def describe_features(run: Run) -> dict[str, Any]:
         },
         "mean_cosines": rounded((centred @ centred.T).tolist()),  # about the mean of all classes
         "raw_cosines": rounded((raw @ raw.T).tolist()),
+    }
+
+
+def map_of(
+    features: NDArray[np.float32], classes: NDArray[np.int64], counts: NDArray[np.int64]
+) -> dict[str, list[Any]]:
+    """Return where t-SNE puts features, with what colours them."""
+    from sklearn.manifold import TSNE
+
+    places = TSNE(metric="cosine", init="random", random_state=0).fit_transform(features)
+    return {
+        "places": [[round(float(x), 1), round(float(y), 1)] for x, y in places],
+        "classes": classes.tolist(),
+        "label_counts": counts.tolist(),
     }
 
 
