@@ -41,9 +41,8 @@ def same_images(study: Study, figure: str | None) -> str:
         folded(f"{METRICS[metric]}: differences to `{OWN}`", gains_table(study, metric, OWN, OTHER_HEADS))
         for metric in GAINED
     ]
-    parts = [*tables, *folds, figure, ranked and f"{RANKS}\n\n{ranked}", numbers_of(found), rates_table(study)]
-    parts += [long_runs(study)]
-    return "\n\n".join(filter(None, [TEXT, *parts]))
+    below = [ranked and f"{RANKS}\n\n{ranked}", numbers_of(found), rates_table(study), long_runs(study)]
+    return "\n\n".join(filter(None, [TEXT, *tables, *folds, figure, *below]))
 
 
 def gains_table(study: Study, metric: str, base: str, others: Sequence[str]) -> str:

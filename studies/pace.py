@@ -5,10 +5,11 @@ from functools import partial
 from itertools import product
 
 from comparisons import BASE, interval
-from paired import differences, pooled
-from plan import FEDNCA, GRID, GRID_LONGER, LACKING, SETTINGS, TABLE
-from seed_tables import NOT_RUN, markdown, notes_below, number
+from paired import Pairs, differences, pooled
+from plan import FEDNCA, GRID, GRID_LONGER, LACKING, SETTINGS
+from seed_tables import NOT_RUN, markdown, number
 from study import METRICS, Record, Study
+from summary import counted
 from swings import curve
 
 from fednca.report.tables import mean_and_std
@@ -31,10 +32,10 @@ bold where three draws or seeds tell them apart. No round is chosen here. Runs o
 by round."""
     rows = []
     for setting, row, metric in product(SETTINGS, (*FEDNCA, OTHER), PACED):
-        cells = leads(study, setting, row, metric, MARKS)
-        rows += [[setting, row, METRICS[metric], *cells]] if set(cells) != {NOT_RUN} else []
-    table = markdown(["setting", "method", "metric", *map(str, MARKS)], rows, texts=3) if rows else NOT_RUN
-    return f"{text}\n\n{table}" + notes_below(study, SETTINGS, [row for row in TABLE if row in (*FEDNCA, OTHER)])
+        found = leads(study, setting, row, metric, MARKS)
+        rows += [[setting, row, METRICS[metric], *map(marked, found), counted(found[0])]] if found[0] else []
+    header = ["setting", "method", "metric", *map(str, MARKS), "rests on"]
+    return f"{text}\n\n{markdown(header, rows, texts=3) if rows else NOT_RUN}"
 
 
 def long_runs(study: Study) -> str:
@@ -45,7 +46,7 @@ def long_runs(study: Study) -> str:
         if not base:
             continue
         means = [mean_and_std(level(record, metric, mark) for record in base) for mark in LONG_MARKS]
-        gained = leads(study, setting, own, metric, LONG_MARKS, GRID_LONGER)
+        gained = map(marked, leads(study, setting, own, metric, LONG_MARKS, GRID_LONGER))
         place = [str(dealt["partition.gamma"]), str(dealt["partition.beta"]), METRICS[metric]]
         rows += [[*place, BASE, *(number(mean and mean[0]) for mean in means)], [*place, f"{own} − {BASE}", *gained]]
     if not rows:
@@ -60,15 +61,16 @@ rounds (the mean of {SPAN} up to that one; bold where told apart)."""
 
 def leads(
     study: Study, setting: str, row: str, metric: str, marks: Sequence[int], rounds: int | None = None
-) -> list[str]:
-    """Write by how much a row is above FedAvg at each mark."""
-    cells = []
-    for mark in marks:
-        pairs = differences(study, setting, row, BASE, metric, partial(level, mark=mark), rounds)
-        found = pooled(pairs)
-        told = found is not None and found.verdict in ("better", "worse")
-        cells.append(f"**{interval(pairs)}**" if told else interval(pairs))
-    return cells
+) -> list[Pairs]:
+    """Return by how much a row is above FedAvg at each mark."""
+    return [differences(study, setting, row, BASE, metric, partial(level, mark=mark), rounds) for mark in marks]
+
+
+def marked(pairs: Pairs) -> str:
+    """Write the mean of differences with its interval, bold where they are told apart from none."""
+    found = pooled(pairs)
+    told = found is not None and found.verdict in ("better", "worse")
+    return f"**{interval(pairs)}**" if told else interval(pairs)
 
 
 def level(record: Record, metric: str, mark: int) -> float | None:

@@ -143,9 +143,9 @@ def level(record, name, mark):
 def test_leads_by_round_are_those_of_scipy(whole, complete):
     header, rows = tables(whole[0], "### Sooner, or better?")[0]
     assert len(rows) == len(SETTINGS) * 3 * 2
-    marks = [int(name) for name in header[3:]]
+    marks = [int(name) for name in header[3:-1]]
     assert marks == [20, 40, 60, 80, 100]
-    for setting, row, name, *cells in rows:
+    for setting, row, name, *cells, counted in rows:
         pairs = {
             (draw, seed): [complete.get(Entry(setting, each, draw, seed).path) for each in (row, "fedavg")]
             for draw in DRAWS
@@ -159,6 +159,7 @@ def test_leads_by_round_are_those_of_scipy(whole, complete):
             low, high = stats.ttest_1samp(means, 0).confidence_interval(0.95)
             shows(cell, [np.mean(means), low, high])
             assert cell.startswith("**") == (low > 0 or high < 0)
+            assert counted.startswith(f"{len(drawn)} draw")
 
 
 def test_longer_runs_on_digits_are_those_of_scipy(whole, complete):
