@@ -132,11 +132,15 @@ GRID_TRIALS = tuple(
     Entry("digits-0.1-0.5", "fedavg", 0, 0, GRID_ROUNDS, (("train.lr", lr),)) for lr in (0.0005, 0.001, 0.002, 0.01)
 )
 
-# FedAvg and FedNCA-ML for longer, where clients lack classes.
+# Where clients lack classes: FedAvg and FedNCA-ML for longer, and FedNCA-ML's candidates.
 LACKING = tuple(setting for setting, dealt in GRID.items() if dealt["partition.gamma"] < 1)
 GRID_LONG_RUNS = tuple(
     Entry(setting, row, draw, SEEDS[0], GRID_LONGER)
     for draw, setting, row in product(DRAWS[:FEW_DRAWS], LACKING, ("fedavg", FEDNCA[0]))
+)
+GRID_CANDIDATES = tuple(
+    Entry(setting, row, draw, SEEDS[0], GRID_ROUNDS)
+    for draw, setting, row in product(DRAWS[:FEW_DRAWS], LACKING, CANDIDATES)
 )
 
 Records = Mapping[Path, Mapping[str, Any]]  # by the path of their entry
@@ -188,7 +192,7 @@ def grid() -> list[Entry]:
     """Return the runs on unequally dealt digits, draw by draw, with one seed."""
     places = product(DRAWS[:FEW_DRAWS], GRID, GRID_ROWS)
     whole = [Entry(setting, row, draw, SEEDS[0], GRID_ROUNDS) for draw, setting, row in places]
-    return [*whole, *GRID_TRIALS, *GRID_LONG_RUNS]
+    return [*whole, *GRID_TRIALS, *GRID_LONG_RUNS, *GRID_CANDIDATES]
 
 
 def tables(settings: Iterable[str], rows: Iterable[str], records: Records) -> list[Entry]:

@@ -75,7 +75,7 @@ def test_without_any_record_there_are_no_numbers_of_ours():
         assert block.split("\n\n")[1].startswith("not run"), block
     parts = tables(made.text, "## How it was run")[1][1]
     assert {done for _, done, _ in parts} == {"0"}
-    assert "\n0 of 536 runs are done" in made.text
+    assert "\n0 of 572 runs are done" in made.text
 
 
 def test_a_run_that_was_tried_out_stands_apart(whole, complete, invent):

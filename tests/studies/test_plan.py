@@ -128,8 +128,9 @@ def test_the_plan_grows_once_draws_are_chosen(invent, tried_draws, complete):
     assert sizes[1] - sizes[0] == 9 * 3 + 4 * 3 + 4 * 3 + (8 + 3) * 3 + 2 * 3
     # Ten runs try out open choices, and three samples have tables of their own; three settings show the centralised
     # runs of another. The strongest other method adds four draws to each setting, once it is known. Digits are dealt in
-    # six ways, each on three draws, and trained with four more learning rates, and in four ways for longer.
-    digits = 6 * 3 * 7 + 4 + 4 * 3 * 2
+    # six ways, each on three draws, and trained with four more learning rates, and in four ways for longer,
+    # and with three candidates.
+    digits = 6 * 3 * 7 + 4 + 4 * 3 * (2 + 3)
     assert sizes[2] == 10 + 7 * 9 * 3 - 3 * 3 + 20 + 2 * 4 * 3 + 4 * 4 * 3 + 2 * (8 + 3 + 1) * 3 + 2 * 2 * 3 + digits
     assert sizes[3] - sizes[2] == 4 * 4
 
