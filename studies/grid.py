@@ -9,7 +9,7 @@ from pace import long_runs
 from paired import differences
 from plan import GRID, GRID_ROUNDS, GRID_ROWS, GRID_TRIALS
 from seed_tables import NOT_RUN, folded, markdown, number
-from study import METRICS, Study, metric_of, validation_of
+from study import METRICS, Measure, Study, metric_of, validation_of
 
 HELPING = GRID_ROWS[1:]
 OWN, *OTHER_HEADS = (row for row in HELPING if row != "fedavg-balanced")
@@ -45,14 +45,21 @@ def same_images(study: Study, figure: str | None) -> str:
     return "\n\n".join(filter(None, [TEXT, *tables, *folds, figure, *below]))
 
 
-def gains_table(study: Study, metric: str, base: str, others: Sequence[str]) -> str:
+def gains_table(
+    study: Study,
+    metric: str,
+    base: str,
+    others: Sequence[str],
+    settings: Sequence[str] = tuple(GRID),
+    measure: Measure = metric_of,
+) -> str:
     """Show a metric of one row and the differences of others to it, the most unlike clients first."""
     rows = []
-    for setting, dealt in GRID.items():
-        found = [metric_of(record, metric) for record in study.everywhere(setting, base).values()]
+    for setting in settings:
+        found = [measure(record, metric) for record in study.everywhere(setting, base).values()]
         known = [value for value in found if value is not None]
-        gained = [judged(differences(study, setting, row, base, metric)) for row in others]
-        cells = [str(dealt["partition.gamma"]), str(dealt["partition.beta"])]
+        gained = [judged(differences(study, setting, row, base, metric, measure)) for row in others]
+        cells = [str(GRID[setting][f"partition.{name}"]) for name in ("gamma", "beta")]
         rows.append([*cells, number(fmean(known)) if known else NOT_RUN, *gained])
     return markdown(["gamma", "beta", base, *others], rows, texts=0)
 

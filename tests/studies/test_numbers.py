@@ -368,6 +368,27 @@ def test_candidates_are_compared_by_their_validation_metrics(whole, complete):
             shows(cell, [np.mean(own) - np.mean(base), low, high])
 
 
+def test_candidates_on_digits_are_compared_by_their_validation_metrics(whole, complete):
+    for name in ("macro-F1", "macro-AUC"):
+        header, rows = tables(whole[0], f"### {name} of validation, digits: candidates")[0]
+        assert header == ["gamma", "beta", "fednca-ml", *CANDIDATES]
+        assert [row[:2] for row in rows] == [[g, b] for g in ("0.3", "0.5") for b in ("0.1", "5.0")]
+        for gamma, beta, own, *cells in rows:
+            base, *others = (
+                [
+                    complete[Entry(f"digits-{beta}-{gamma}", row, draw, 0, 50).path]["results"]["val"]["val"]
+                    for draw in range(3)
+                ]
+                for row in header[2:]
+            )
+            full = [100 * each[column(name)] for each in base]
+            shows(own, [np.mean(full)])
+            for cell, other in zip(cells, others, strict=True):
+                found = [100 * each[column(name)] for each in other]
+                low, high = stats.ttest_rel(found, full).confidence_interval(0.95)
+                shows(cell, [np.mean(found) - np.mean(full), low, high])
+
+
 def test_components_are_compared_with_what_they_are_added_to(whole, complete):
     *_, (_, rows) = tables(whole[0], f"### {SETTING}: components")
     called = {row[0]: row[1] for row in rows}
