@@ -20,8 +20,8 @@ The settings above differ in more than how unlike their clients are. Here nothin
 handwritten digits, one or two on a canvas of 16 px, a small ResNet from random weights and ten clients, as the preset
 `demo` has it, dealt by each gamma and beta on three draws ({GRID_ROUNDS} rounds, one training seed). `digits-B-G`
 below is beta B with gamma G; at gamma 0.3 a sixth to a fifth of the images fit no client and are left out. Two cores
-train it all in two and a half hours (`python studies/run.py --only digits --minutes 180`). The images are small and
-easy: what is seen here is when a method helps, not by how much it would elsewhere.
+train it all in three hours (`python studies/run.py --only digits --minutes 240`). The images are small and easy: what
+is seen here is when a method helps, not by how much it would elsewhere.
 
 Gains on FedAvg are means over three draws, with 95 % intervals and verdicts as [above](#fednca-ml-against-fedavg);
 beside them FedAvg's own mean."""
