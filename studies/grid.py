@@ -9,7 +9,7 @@ from pace import long_runs
 from paired import differences
 from plan import GRID, GRID_ROUNDS, GRID_ROWS, GRID_TRIALS
 from seed_tables import NOT_RUN, folded, markdown, number
-from study import METRICS, Measure, Study, metric_of, validation_of
+from study import METRICS, Measure, Study, gamma_and_beta, metric_of, validation_of
 
 HELPING = GRID_ROWS[1:]
 OWN, *OTHER_HEADS = (row for row in HELPING if row != "fedavg-balanced")
@@ -59,8 +59,7 @@ def gains_table(
         found = [measure(record, metric) for record in study.everywhere(setting, base).values()]
         known = [value for value in found if value is not None]
         gained = [judged(differences(study, setting, row, base, metric, measure)) for row in others]
-        cells = [str(GRID[setting][f"partition.{name}"]) for name in ("gamma", "beta")]
-        rows.append([*cells, number(fmean(known)) if known else NOT_RUN, *gained])
+        rows.append([*gamma_and_beta(setting), number(fmean(known)) if known else NOT_RUN, *gained])
     return markdown(["gamma", "beta", base, *others], rows, texts=0)
 
 

@@ -6,9 +6,9 @@ from itertools import product
 
 from comparisons import BASE, interval
 from paired import Pairs, differences, pooled
-from plan import FEDNCA, GRID, GRID_LONGER, LACKING, SETTINGS
+from plan import FEDNCA, GRID_LONGER, LACKING, SETTINGS
 from seed_tables import NOT_RUN, markdown, number
-from study import METRICS, Record, Study
+from study import METRICS, Record, Study, gamma_and_beta
 from summary import counted
 from swings import curve
 
@@ -42,12 +42,12 @@ def long_runs(study: Study) -> str:
     """Show what more rounds do on digits; nothing where none were trained for longer."""
     rows, own = [], FEDNCA[0]
     for setting, metric in product(LACKING, PACED):
-        dealt, base = GRID[setting], study.everywhere(setting, BASE, GRID_LONGER).values()
+        base = study.everywhere(setting, BASE, GRID_LONGER).values()
         if not base:
             continue
         means = [mean_and_std(level(record, metric, mark) for record in base) for mark in LONG_MARKS]
         gained = map(marked, leads(study, setting, own, metric, LONG_MARKS, GRID_LONGER))
-        place = [str(dealt["partition.gamma"]), str(dealt["partition.beta"]), METRICS[metric]]
+        place = [*gamma_and_beta(setting), METRICS[metric]]
         rows += [[*place, BASE, *(number(mean and mean[0]) for mean in means)], [*place, f"{own} − {BASE}", *gained]]
     if not rows:
         return ""

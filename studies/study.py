@@ -76,6 +76,15 @@ def dataset_and_beta(setting: str) -> tuple[str, float]:
     return dataset, float(beta)
 
 
+def gamma_and_beta(setting: str) -> list[str]:
+    """Return how the images of a setting of the grid are dealt.
+
+    >>> gamma_and_beta("digits-0.1-0.5")
+    ['0.5', '0.1']
+    """
+    return [str(GRID[setting][f"partition.{name}"]) for name in ("gamma", "beta")]
+
+
 def validation_of(record: Record, metric: str) -> float | None:
     """Return a validation metric in percent, at 0.5, of the round that did best there."""
     value = record["results"]["val"]["val"][metric]

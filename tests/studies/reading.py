@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from plan import Entry, chosen_draw
 
@@ -49,3 +50,12 @@ def metric(record, name, select="val"):
 
 def column(name):
     return name.removesuffix(" cal.").replace("-", "_").lower()
+
+
+def curve_of(record, name):
+    metric = column(name) + ("_calibrated" if name.endswith(" cal.") else "")
+    return [100 * value for value in record["curves"]["test"][metric]]
+
+
+def level(record, name, mark):
+    return np.mean(curve_of(record, name)[mark - 5 : mark])
