@@ -70,6 +70,15 @@ class _PrototypeHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(10.0)) if affine else None
         self.bias = nn.Parameter(torch.zeros(len(prototypes))) if affine else None
 
+    def _dots(self, features: Tensor) -> Tensor:
+        """Return the products of features (…, d) with all prototypes, (…, C), exact whatever autocast says.
+
+        Prototypes of a simplex sum to zero, so no feature is far from all of them. Rounded to bf16 they do not, and a
+        loss that asks for such a feature, as L_Neg does, makes features grow without end along what is left over.
+        """
+        with torch.autocast(features.device.type, enabled=False):
+            return features.to(self.prototypes.dtype) @ self.prototypes.T
+
     def _logits(self, dots: Tensor) -> Tensor:
         """Apply s·dot + b_c to the dot products (B, C) where the head is affine."""
         return dots if self.scale is None or self.bias is None else self.scale * dots + self.bias
@@ -81,7 +90,7 @@ class ETFHead(_PrototypeHead):
     def forward(self, feature_map: Tensor) -> Output:
         """Score a feature map (B, d, H, W)."""
         features = pool(feature_map)
-        return Output(self._logits(features @ self.prototypes.T), None, features)
+        return Output(self._logits(self._dots(features)), None, features)
 
 
 class LADMHead(_PrototypeHead):
@@ -95,7 +104,7 @@ class LADMHead(_PrototypeHead):
     def forward(self, feature_map: Tensor) -> Output:
         """Score a feature map (B, d, H, W)."""
         features = self.ladm(feature_map)
-        similarity = features @ self.prototypes.T  # A: (B, C, C)
+        similarity = self._dots(features)  # A: (B, C, C)
         return Output(self._logits(similarity.diagonal(dim1=1, dim2=2)), similarity, features)
 
 

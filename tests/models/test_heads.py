@@ -79,6 +79,22 @@ def test_affine_logits_start_at_ten_times_the_dots(feature_map, kind):
 
 
 @pytest.mark.parametrize("kind", [ETFHead, LADMHead])
+def test_no_feature_is_far_from_all_prototypes_under_autocast_either(kind):
+    left_over = simplex_etf(C, D).bfloat16().float().sum(dim=0)  # along which rounded prototypes agree
+    feature = 100 * (left_over / left_over.norm()).bfloat16().float()
+    head = make_head(kind)
+    if kind is LADMHead:
+        nn.init.zeros_(head.ladm.attention.out_proj.weight)
+        head.ladm.attention.out_proj.bias.data.copy_(feature)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = head(feature.view(1, D, 1, 1))
+    assert feature @ left_over > 0.1
+    assert_close(output.features, feature.expand_as(output.features), check_dtype=False)
+    products = output.logits if output.similarity is None else output.similarity
+    assert_close(products.sum(dim=-1), torch.zeros(products.shape[:-1]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [ETFHead, LADMHead])
 def test_prototypes_travel_only_when_trainable(kind):
     own = {name for name in make_head(kind).state_dict() if not name.startswith("ladm.")}
     assert own == set()
