@@ -96,9 +96,13 @@ def read_count(record: MetricRecord, name: str) -> int:
     return value
 
 
-def largest_norm(weights: Tensors, bound: float) -> float:
-    """Return the largest norm that a change of these weights may have; `bound` is in units of the weights' own."""
-    return bound * max(1.0, norm(tensor for tensor in weights.values() if tensor.is_floating_point()))
+def largest_norm(weights: Tensors, bound: float, noise: float = 0.0) -> float:
+    """Return the largest norm that a change of these weights may have; `bound` is in units of the weights' own.
+
+    noise: standard deviation of what a site adds to its numbers; the norm of that hardly differs from draw to draw.
+    """
+    floats = [tensor for tensor in weights.values() if tensor.is_floating_point()]
+    return bound * max(1.0, norm(floats)) + 2 * noise * math.sqrt(sum(tensor.numel() for tensor in floats))
 
 
 def check_norm(update: Update, server: Server, largest: float, lr: float) -> None:

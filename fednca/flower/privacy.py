@@ -58,8 +58,13 @@ def privatize_update(privacy: PrivacyConfig, start: Tensors, weights: Tensors, t
     else:  # Flower divides by the norm of the change
         after = [array.copy() for array in after]
     if privacy.mode == "local":
-        add_gaussian_noise_inplace(after, privacy.noise_multiplier * 2 * privacy.clip_norm)
+        add_gaussian_noise_inplace(after, local_deviation(privacy))
     return weights | {name: torch.from_numpy(array).to(weights[name]) for name, array in zip(names, after, strict=True)}
+
+
+def local_deviation(privacy: PrivacyConfig) -> float:
+    """Return the standard deviation of the noise that a site adds to each weight in mode `local`, 0 in others."""
+    return privacy.noise_multiplier * 2 * privacy.clip_norm if privacy.mode == "local" else 0.0
 
 
 def noise_average(privacy: PrivacyConfig, updates: Sequence[Tensors], trainable: Iterable[str]) -> list[Tensors]:

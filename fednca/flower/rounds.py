@@ -32,7 +32,7 @@ from fednca.flower.config import ServerConfig
 from fednca.flower.evaluate import judge
 from fednca.flower.exchange import Answers, Read, T, exchange
 from fednca.flower.ledger import Ledger
-from fednca.flower.privacy import noise_average, privatize_update
+from fednca.flower.privacy import local_deviation, noise_average, privatize_update
 from fednca.flower.records import to_arrays
 from fednca.flower.roster import Roster
 from fednca.flower.tasks import TASK, Task
@@ -174,7 +174,8 @@ def train_sites(
     accepted = {job.sites[k]: int(own["accepted"]) for k, own in state.clients.items()}
     tasks = [(site, job.task(site, state.round + 1, accepted.get(site, 0))) for site in sites]
     tensors = {"weights": to_arrays(state.server.weights), "received": to_arrays(job.method.send(state.server))}
-    largest = largest_norm(state.server.weights, job.settings.norm_bound)
+    noise = local_deviation(job.settings.privacy)
+    largest = largest_norm(state.server.weights, job.settings.norm_bound, noise)
     notes = {}
 
     def read(site: str, content: RecordDict) -> Result:

@@ -131,6 +131,12 @@ def test_the_noise_of_a_run_is_as_large_as_it_should_be_and_spares_batchnorm(mod
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-6)
 
 
+def test_updates_are_not_taken_for_broken_by_the_noise_they_should_have(tmp_path):
+    config = tiny(method__name="fedavg", train__rounds=1)
+    run = Run(serve(simulated(), private(config, tmp_path, mode="local", noise_multiplier=100.0)))
+    assert (len(run.history[0]["took_part"]), run.history[0]["left_out"]) == (3, {})
+
+
 def test_a_run_ends_before_it_spends_more_than_allowed(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=5)
     limit = epsilon_after(PrivacyConfig(noise_multiplier=2.0), 2) + 0.01
