@@ -60,14 +60,14 @@ def append_line(path: Path, line: str) -> None:
 
 
 class Writer:
-    """Writes files in another thread, one after the other in order of name; of a file it has no time for, the newest.
+    """Writes in another thread; where it has no time for everything, the newest.
 
-    Leaving waits until all is written; a failure is raised with a later file, or when leaving.
+    Leaving waits until all is written; a failure is raised by a later call, or when leaving.
     """
 
     def __init__(self) -> None:
         """Begin with nothing to do."""
-        self.waiting: dict[Path, Callable[[], None]] = {}
+        self.waiting: Callable[[], None] | None = None
         self.changed = threading.Condition()
         self.leaving = False
         self.failure: BaseException | None = None
@@ -78,11 +78,11 @@ class Writer:
         self.thread.start()
         return self
 
-    def write(self, path: Path, work: Callable[[], None]) -> None:
-        """Let `work` write a file; what was to be written to it before and has not been begun, no longer is."""
+    def write(self, work: Callable[[], None]) -> None:
+        """Let `work` be done; what was to be done before and has not been begun, no longer is."""
         with self.changed:
             self._check()
-            self.waiting[path] = work
+            self.waiting = work
             self.changed.notify()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -102,9 +102,9 @@ class Writer:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.waiting or self.leaving)
-                if not self.waiting:
+                work, self.waiting = self.waiting, None
+                if work is None:
                     return
-                work = self.waiting.pop(min(self.waiting))
             try:
                 work()
             except BaseException as failure:  # noqa: BLE001 (raised in the thread that waits)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fednca.config import Config, build_config, read_toml, validate
 from fednca.data.federation import Federation
 from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
-from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
+from fednca.engine.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
 from fednca.engine.eager import Result
 from fednca.engine.loop import Job, Record, close, run_rounds
 from fednca.errors import FedncaError, RunFailedError
@@ -132,13 +132,22 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
             model = build_model(run.config, run.method, federation.dataset.classes, pretrained=pretrained)
             return _begin(run, federation, model, device, callbacks)
         try:
-            state = to_device(run.state("last"), device)
+            state = to_device(load_last(run.folder), device)
         except FedncaError as error:
             raise FedncaError(f"{error}; if that file is deleted, the run begins anew") from None
+        if state.round < run.config.train.rounds:
+            forget_results(run.folder)
         truncate_history(run.folder / "history.jsonl", state.round)
         model = build_model(run.config, run.method, run.federation.dataset.classes, pretrained="none")
         check_fit(run, model, state)
         return _go_on(run, run.federation, model, state, device, callbacks)
+
+
+def forget_results(folder: Path) -> None:
+    """Drop the results of a finished run that is given more rounds: it is not finished any more."""
+    with explain_write(folder):
+        for name in ("results.json", "final.safetensors", "final.json"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def check_fit(run: Run, model: nn.Module, state: State) -> None:
@@ -191,24 +200,24 @@ def _go_on(
             started.append(callback)
             if job.engine.note:
                 callback.on_note(job.engine.note)
-        # History first, then best, then last: `resume` cuts history back to `last`, which mends a kill in between.
+        # History first, then checkpoints: `resume` cuts history back to `last`, which mends a kill in between.
         with Writer() as writer:
-            done, kept = state, state.round
+            done, kept, best = state, state.round, None
+            keeper = Keeper(run.folder)
             try:
                 for after, record, is_best in run_rounds(job, state, on_client):
                     append_line(run.folder / "history.jsonl", json.dumps(record))
                     if is_best:
                         best = State(after.round, Server(after.server.weights), best=after.best)  # to use, not to go on
-                        save_later(writer, run.folder / "best.safetensors", best)
                     done = after
                     if done.round % run.config.train.checkpoint_every == 0:
-                        save_later(writer, run.folder / "last.safetensors", done)
+                        writer.write(partial(keeper.keep, done, best))  # while the next round begins
                         kept = done.round
                     for callback in callbacks:
                         callback.on_round(record, done.best)
             finally:  # Ctrl-C, a failure or the last round: no finished round is lost
                 if done.round > kept:
-                    save_later(writer, run.folder / "last.safetensors", done)
+                    writer.write(partial(keeper.keep, done, best))
         results = final_results(run)
         save_final(run, job, results["val"]["calibrated"]["thresholds"])
         write_atomic(run.folder / "results.json", json.dumps(results, indent=1).encode())
@@ -222,9 +231,18 @@ def _go_on(
     return run
 
 
-def save_later(writer: Writer, path: Path, state: State) -> None:
-    """Let a checkpoint be written while the next round begins."""
-    writer.write(path, lambda: save_checkpoint(path, state))
+class Keeper:
+    """Writes a run's checkpoints, the best model only where it is not written yet."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin with a best model that is written, if there is one."""
+        self.folder = folder
+        self.written: State | None = None
+
+    def keep(self, state: State, best: State | None) -> None:
+        """Write the state to go on from, and the best model of the rounds up to it."""
+        keep_checkpoint(self.folder, state, None if best is self.written else best)
+        self.written = best
 
 
 def prepare_of(callbacks: Sequence[Callback]) -> Progress:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import fednca.engine.checkpoint
 import fednca.files
 import fednca.runfiles
 import fednca.runs
+from fednca.callbacks import Callback
 from fednca.config import load_config
 from fednca.engine.calibrate import pick_thresholds, score_histograms
 from fednca.engine.checkpoint import State
@@ -191,6 +193,43 @@ def test_a_stop_between_rarer_checkpoints_loses_no_round_and_a_kill_is_mended(tm
     assert Run(tmp_path / "run").state("last").round == 3
     last.write_bytes(before)  # as a kill would leave it, with a round more in history
     assert_same_run(resume(tmp_path / "run"), train(config, tmp_path / "whole"))
+
+
+class Snapshot(Callback):
+    """Copies a run's folder after a round, as a kill would leave it."""
+
+    def __init__(self, after, place):
+        self.after, self.place = after, place
+
+    def on_start(self, run, federation, rounds_done):
+        self.folder = run.folder
+
+    def on_round(self, record, best):
+        if record["round"] == self.after:
+            shutil.copytree(self.folder, self.place)
+
+
+def test_a_killed_run_that_goes_another_way_ends_with_the_model_of_its_results(tmp_path):
+    config = tiny(train__rounds=6, train__checkpoint_every=3, evaluate__select="macro_auc")
+    whole = train(config, tmp_path / "whole", [Snapshot(5, tmp_path / "run")])
+    written_out = tmp_path / "run/config.toml"
+    text = written_out.read_text()
+    written_out.write_text(text.replace(f"lr = {config.train.lr}", "lr = 1.0"))  # from which nothing good comes
+    assert written_out.read_text() != text
+    assert whole.results["val"]["round"] > 3
+    run = resume(tmp_path / "run")
+    assert run.results["val"]["round"] == run.state("final").round <= 3
+
+
+def test_a_finished_run_with_more_rounds_is_not_finished_until_they_are_done(tmp_path):
+    run = train(tiny(train__rounds=2), tmp_path / "run")
+    path = run.folder / "config.toml"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 4"))
+    with pytest.raises(Stop):
+        resume(run.folder, [StopAfter(3)])
+    assert not Run(run.folder).finished
+    assert not (run.folder / "final.safetensors").exists()
+    assert_same_run(resume(run.folder), train(tiny(train__rounds=4), tmp_path / "whole"))
 
 
 def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):

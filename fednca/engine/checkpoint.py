@@ -51,6 +51,36 @@ def save_checkpoint(path: Path, state: State) -> None:
     write_atomic(path.with_suffix(".json"), facts.encode())
 
 
+def keep_checkpoint(folder: Path, state: State, best: State | None) -> None:
+    """Write `last`, and `best` where there is a new one: aside, until `last` knows of it.
+
+    A kill at any moment so leaves a best model of the rounds that `last` goes on from, never of a lost one.
+    """
+    if best is not None:
+        save_checkpoint(folder / "next.safetensors", best)
+    save_checkpoint(folder / "last.safetensors", state)
+    if best is not None:
+        _settle_best(folder, known=True)
+
+
+def load_last(folder: Path) -> State:
+    """Read `last` back, and mend what a kill has left beside it."""
+    state = load_checkpoint(folder / "last.safetensors")
+    aside = folder / "next.safetensors"
+    if aside.exists():
+        _settle_best(folder, known=state.best is not None and load_checkpoint(aside).round == state.best.round)
+    return state
+
+
+def _settle_best(folder: Path, *, known: bool) -> None:
+    """Take the model aside as the best one if the last checkpoint knows of it; a lost round's model is dropped."""
+    for suffix in (".safetensors", ".json"):
+        path = folder / f"next{suffix}"
+        if known and path.exists():
+            path.replace(folder / f"best{suffix}")
+        path.unlink(missing_ok=True)
+
+
 def load_checkpoint(path: Path) -> State:
     """Read a state back; the safetensors file alone decides, so a kill between the two writes does no harm."""
     if not path.is_file():

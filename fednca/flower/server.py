@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fednca.config import Config, build_config, read_toml
-from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
+from fednca.engine.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
 from fednca.engine.loop import Record
 from fednca.errors import FedncaError, InUseError, RunFailedError
 from fednca.files import append_line, explain_write, write_atomic
@@ -140,11 +140,8 @@ def go_on(
     if noise_of(settings) != facts["privacy"]:
         noise = ", ".join(f"{name} = {value}" for name, value in facts["privacy"].items())
         raise FedncaError(f"the run in '{folder}' began with {noise}, and its epsilon holds for that; set it back")
-    state = load_checkpoint(folder / "last.safetensors")
+    state = load_last(folder)
     truncate_history(folder / "history.jsonl", state.round)
-    aside = folder / "next.safetensors"
-    if aside.exists():
-        settle_best(folder, known=state.best is not None and load_checkpoint(aside).round == state.best.round)
     joined = roster.classes = tuple(facts["classes"])
     gather(roster, settings)
     model = build_model(config, method, joined, pretrained="none")
@@ -211,23 +208,12 @@ def play(job: Coordinator, state: State) -> None:
 
 
 def keep(folder: Path, state: State, record: Record, best: Judged | None) -> None:
-    """Write a round: history, then the best model aside, then `last`, which decides, then the best for good."""
+    """Write a round: its history, then its checkpoint and its model if that is the best one."""
     append_line(folder / "history.jsonl", json.dumps(record))
+    chosen = None
     if best is not None:
         chosen = State(state.round, Server(best.server.weights), best=state.best, thresholds=best.thresholds)
-        save_checkpoint(folder / "next.safetensors", chosen)
-    save_checkpoint(folder / "last.safetensors", state)
-    if best is not None:
-        settle_best(folder, known=True)
-
-
-def settle_best(folder: Path, *, known: bool) -> None:
-    """Take the model aside as the best one if the last checkpoint knows of it; a lost round's model is dropped."""
-    for suffix in (".safetensors", ".json"):
-        path = folder / f"next{suffix}"
-        if known and path.exists():
-            path.replace(folder / f"best{suffix}")
-        path.unlink(missing_ok=True)
+    keep_checkpoint(folder, state, chosen)
 
 
 def finish(job: Coordinator, state: State) -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fednca.engine.checkpoint import Best, State, load_checkpoint, save_checkpoint
+import fednca.engine.checkpoint
+from fednca.engine.checkpoint import Best, State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
 from fednca.errors import FedncaError
 from fednca.methods.base import Server
 
@@ -57,6 +58,33 @@ def test_a_cut_file_is_noticed(tmp_path, size):
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(FedncaError, match="corrupted"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(("killed_in", "expected"), [("last", 1), ("_settle_best", 2)])
+def test_a_kill_leaves_the_best_model_that_the_last_checkpoint_knows(tmp_path, monkeypatch, killed_in, expected):
+    def rounds(number):
+        server = Server({"w": torch.tensor(float(number))})
+        return [State(number, server, best=Best(number, 0.5)) for _ in range(2)]
+
+    def save(path, state):
+        if path.stem == killed_in:
+            raise KeyboardInterrupt
+        save_checkpoint(path, state)
+
+    def settle(folder, *, known):
+        raise KeyboardInterrupt
+
+    keep_checkpoint(tmp_path, *rounds(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(fednca.engine.checkpoint, "save_checkpoint", save)
+        if killed_in == "_settle_best":
+            patch.setattr(fednca.engine.checkpoint, "_settle_best", settle)
+        with pytest.raises(KeyboardInterrupt):
+            keep_checkpoint(tmp_path, *rounds(2))
+    found = load_last(tmp_path)
+    best = load_checkpoint(tmp_path / "best.safetensors")
+    assert (found.round, found.best.round, best.round, best.server.weights["w"]) == (expected,) * 4
+    assert not list(tmp_path.glob("next.*"))
 
 
 def test_a_foreign_safetensors_file_is_refused(tmp_path):
