@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from pace import sooner_or_better
 from plan import SETTINGS, TABLE, Records
 from records import RECORDS, read_records
+from rejection import can_it_be_met
 from seed_tables import NOT_RUN, notes_below
 from study import Study
 from summary import in_short
@@ -83,6 +84,7 @@ def make_page(records: Records) -> Page:
         when_it_helps(study, links.get("gains")),
         same_images(study, links.get("gains-digits")),
         components(study),
+        can_it_be_met(study),
         queries(study),
         extras(study),
         candidates(study),

@@ -21,6 +21,7 @@ from fednca.setup import build_store, pick_device
 RECORDS = Path(__file__).parent / "records"
 DIGITS = 5
 BATCH = 256
+AGAIN = "to be run again"  # in the note of a record that stands until there is a better one
 
 
 def read_records(folder: Path = RECORDS) -> dict[Path, dict[str, Any]]:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from plan import Entry, plan
-from records import RECORDS, read_records, write_record
+from records import AGAIN, RECORDS, read_records, write_record
 from rich.console import Console
 
 from fednca.bench import Cell
@@ -73,10 +73,10 @@ def commit_of_this() -> str:
 
 
 def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
-    """Return the planned runs that have no record and are wanted now."""
+    """Return the planned runs that have no record, or one that is to be replaced, and are wanted now."""
     records = read_records(folder)
     wanted = [entry for entry in plan(records) if str(entry.path).startswith(only) and entry.row not in later]
-    return [entry for entry in wanted if entry.path not in records]
+    return [entry for entry in wanted if entry.path not in records or AGAIN in records[entry.path]["note"]]
 
 
 def work_off(

@@ -147,3 +147,12 @@ def test_only_what_has_no_record_is_left(tmp_path):
     planned, folder = entries(1)[0], tmp_path / "records"
     assert run.work_off([planned], folder, "abc", time.monotonic() + 600, 1) == DONE
     assert (folder / planned.path).is_file()
+
+
+@pytest.mark.parametrize(("note", "is_left"), [("", False), ("a text table, to be run again", True)])
+def test_what_has_a_record_is_left_only_where_it_is_to_be_replaced(tmp_path, invent, note, is_left):
+    entry = CALIBRATION[0]
+    path = tmp_path / entry.path
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(invent(entry) | {"note": note}))
+    assert (entry in run.left(tmp_path, "", [])) == is_left
