@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 from helpers import Stop, tiny
 from in_process import assert_same, engine_rounds, serve_until, settings_for, simulated
 
+import fednca.engine.checkpoint
 import fednca.flower.app
 import fednca.flower.server
 from fednca.engine.checkpoint import save_checkpoint
@@ -148,7 +149,7 @@ def test_the_best_model_survives_a_kill_at_any_moment_of_keeping_it(moment, tmp_
     (tmp_path / "again").mkdir()
     settings = settings_for(config, tmp_path / "again")
     with monkeypatch.context() as patch:
-        patch.setattr(fednca.flower.server, "save_checkpoint", save)
+        patch.setattr(fednca.engine.checkpoint, "save_checkpoint", save)
         with pytest.raises(Stop):
             serve(simulated(), settings)
     run = Run(serve(simulated(), settings, resume=True))
