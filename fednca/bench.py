@@ -106,9 +106,9 @@ def plan_bench(
     for path, instead in OWN_SETTINGS.items():
         if path in overrides:
             raise FedncaError(f"setting '{path}' is not the same for all runs of a bench; use {instead}")
-    bench = Bench(
-        Path(folder), preset, overrides, load_config(preset, overrides), parse_rows(methods), list(dict.fromkeys(seeds))
-    )
+    config = load_config(preset, overrides)
+    check_method(preset, config)
+    bench = Bench(Path(folder), preset, overrides, config, parse_rows(methods), list(dict.fromkeys(seeds)))
     cells = bench.cells()
     for cell in cells[: len(bench.rows)]:
         settings(cell.config)  # a wrong one is an error
@@ -117,6 +117,19 @@ def plan_bench(
         if cell.begun:
             check_same(cell.folder, Run(cell.folder).config, cell.config)
     return bench
+
+
+def check_method(preset: str, config: Config) -> None:
+    """Refuse a config whose method has options of its own, which the rows of a bench would silently go without."""
+    plain = config.replace({"method.options": {}, "method.learner_options": {}})
+    before, now = settings(plain), settings(config)
+    for path in now:
+        if now[path] != before[path]:
+            owner = path.rpartition(".")[0]
+            raise FedncaError(
+                f"'{preset}' sets {path} = {now[path]}, which is not the same for all runs of a bench; "
+                f"take it out and use {OWN_SETTINGS[owner]}"
+            )
 
 
 def check_folder(bench: Bench) -> None:

@@ -37,15 +37,22 @@ def explain_write(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it."""
-    temporary = path.with_name(path.name + ".partial")
+    """Write a file under a temporary name, flush it to disk, and rename it; a link stays one to what is written.
+
+    What is no file (a pipe, a device) is written to as it is.
+    """
+    target = path.resolve() if path.is_symlink() else path
+    temporary = target.with_name(target.name + ".partial")
     with explain_write(path):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(content)
+            return
         try:
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            temporary.replace(target)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise

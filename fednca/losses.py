@@ -89,7 +89,8 @@ def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, 
     features: (B, C, d), prototypes: (C, d).
     """
     with torch.autocast(features.device.type, enabled=False):
-        cosine = F.normalize(_precise(features), dim=-1) @ F.normalize(_precise(prototypes), dim=-1).T
+        features = _precise(features)
+        cosine = F.normalize(features, dim=-1) @ F.normalize(prototypes.to(features.dtype), dim=-1).T
     return (_own_prototype_loss(cosine / temperature) * (y == 1)).sum() / len(y)
 
 

@@ -1,5 +1,6 @@
 """A federation small enough for a test: tiny digits, a narrow network, seconds on one core."""
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,3 +64,10 @@ class StopAfter(Callback):
     def on_round(self, record, best) -> None:
         if record["round"] == self.rounds:
             raise Stop
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens now."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        return int(own.getsockname()[1])

@@ -5,10 +5,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from helpers import tiny
 from PIL import Image
 
 from fednca.cli import free_folder, main
-from fednca.runs import Run
+from fednca.runs import Run, train
 
 
 @pytest.fixture
@@ -134,6 +135,17 @@ def test_a_bad_config_file_is_one_sentence(told, tmp_path, text, sentence):
     path = tmp_path / "bad.toml"
     path.write_bytes(text.encode("latin-1"))
     assert sentence in told("run", path, "--out", tmp_path / "run")
+
+
+def test_a_bench_refuses_options_in_its_file_but_takes_a_runs_own_config(told, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(tiny(method__options={"tau": 0.6}, train__rounds=1).to_toml())
+    sentence = "sets method.options.tau = 0.6, which is not the same for all runs of a bench; take it out and use"
+    assert sentence in told("bench", path, "--methods", "fednca-ml", "--out", tmp_path / "bench")
+    run = train(tiny(train__rounds=1), tmp_path / "run")  # its config has all options written out
+    assert run.config.method.options["tau"] == 0.3
+    words = ["bench", str(run.folder / "config.toml"), "--methods", "fedavg", "--seeds", "1"]
+    assert main([*words, "--out", str(tmp_path / "bench")]) == 0
 
 
 def test_run_then_mistakes_with_its_folder(config, told, capsys, tmp_path):

@@ -1,10 +1,11 @@
-"""Files written behind a run's back: in order, the newest only, and never silently not."""
+"""Files that are whole at any moment, and those written behind a run's back: the newest only, never silently not."""
 
+import os
 import threading
 
 import pytest
 
-from fednca.files import Writer
+from fednca.files import Writer, write_atomic
 
 
 def test_leaving_waits_for_everything_and_what_waits_is_replaced_by_what_is_newer():
@@ -54,3 +55,25 @@ def test_a_failure_is_raised_by_the_next_write():
 def test_another_error_is_not_hidden_by_a_failed_write():
     with pytest.raises(ZeroDivisionError):
         write(fail, error=ZeroDivisionError())
+
+
+def test_a_link_stays_a_link_to_what_is_written(tmp_path):
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("there/file")
+    for content in (b"new", b"newer"):
+        write_atomic(link, content)
+        assert link.is_symlink()
+        assert (tmp_path / "there/file").read_bytes() == content
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "link", "there"]
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_atomic(pipe, b"content")
+    reader.join(30)
+    assert found == [b"content"]
+    assert pipe.is_fifo()

@@ -64,7 +64,10 @@ class Federation:
 
     def save(self, path: Path) -> None:
         """Write who holds what, without the images, as an npz file."""
-        arrays: dict[str, NDArray[np.generic]] = {"fingerprint": np.array(fingerprint(self.dataset))}
+        arrays: dict[str, NDArray[np.generic]] = {
+            "fingerprint": np.array(fingerprint(self.dataset, self.dataset.train, self.dataset.val)),
+            "test/fingerprint": np.array(fingerprint(self.dataset, self.dataset.test)),
+        }
         for part, share in (("train", self.train), ("val", self.val)):
             arrays[f"{part}/rows"] = share.rows
             arrays |= {f"{part}/{name}": array for name, array in to_arrays(share.partition).items()}
@@ -74,7 +77,9 @@ class Federation:
     def load(cls, path: Path, dataset: Dataset) -> Self:
         """Rebuild the federation that `save` wrote over this dataset."""
         arrays = read_arrays(path, "fingerprint")
-        if str(arrays["fingerprint"]) != fingerprint(dataset):
+        known = fingerprint(dataset, dataset.test)
+        same_test = str(arrays.get("test/fingerprint", known)) == known  # older runs have not written it
+        if str(arrays["fingerprint"]) != fingerprint(dataset, dataset.train, dataset.val) or not same_test:
             raise FedncaError(f"'{path}' deals out other labels than those of {dataset.name}; load the data it was for")
 
         def share(part: str, split: Split) -> Share:
@@ -152,10 +157,10 @@ def hold_out(
     return np.flatnonzero(~aside[unit]), np.flatnonzero(aside[unit])
 
 
-def fingerprint(dataset: Dataset) -> str:
-    """Digest what a federation is built from: the classes, and the labels, groups and sites of train and val."""
+def fingerprint(dataset: Dataset, *splits: Split | None) -> str:
+    """Digest what a federation is built from: the classes, and the labels, groups and sites of splits."""
     digest = blake2b(repr(dataset.classes).encode(), digest_size=16)
-    for split in (dataset.train, dataset.val):
+    for split in splits:
         for array in () if split is None else (split.labels, split.groups):
             digest.update(b"none" if array is None else f"{array.shape}".encode() + array.tobytes())
         # Only where there are any: data without sites keeps the fingerprint that older runs have written.

@@ -3,6 +3,7 @@
 import html
 import ipaddress
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -215,8 +216,15 @@ def stay_at_home(host: str, folder: str) -> None:
     os.environ["GRADIO_TEMP_DIR"] = folder
 
 
+def end_orderly(number: int, frame: object) -> None:
+    """Leave by an exception when a service manager stops the process, so that uploaded images are removed."""
+    raise SystemExit(128 + number)
+
+
 def serve(model: TrainedModel, host: str, port: int, max_mb: float, announce: Callable[[str], None]) -> None:
     """Show the page until the process is stopped; `announce` hears its address."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end_orderly)
     with TemporaryDirectory(prefix="fednca-") as folder:
         stay_at_home(host, folder)
         gr = needed("gradio", "serve")

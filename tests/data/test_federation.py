@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,18 @@ def test_a_federation_of_other_labels_is_refused(tmp_path):
     other = Dataset("toy", dataset.classes, Split(dataset.train.images, changed), dataset.val, dataset.test)
     with pytest.raises(FedncaError, match="deals out other labels than those of toy"):
         Federation.load(tmp_path / "partition.npz", other)
+
+
+def test_other_test_labels_are_refused_too_but_where_they_were_not_written_down(tmp_path):
+    dataset, path = make_dataset(val=True), tmp_path / "partition.npz"
+    build_federation(dataset, **SETTINGS).save(path)
+    other = replace(dataset, test=Split(dataset.test.images, 1 - dataset.test.labels))
+    with pytest.raises(FedncaError, match="deals out other labels than those of toy"):
+        Federation.load(path, other)
+    with np.load(path, allow_pickle=False) as arrays:
+        older = {name: array for name, array in arrays.items() if name != "test/fingerprint"}
+    np.savez(path, **older)
+    Federation.load(path, other)
 
 
 def test_an_empty_validation_split_stays_empty():

@@ -149,6 +149,7 @@ WIDE = "image,cat\n"
         (WIDE + "a.png,-1\n", {}, "row 2 has '-1' in column 'cat'"),
         (WIDE + "a.png,yes\n", {}, "row 2 has 'yes' in column 'cat'"),
         (WIDE + "a.png\n", {}, "row 2 has 1 cells for 2 columns"),
+        (WIDE + ".,1\n", {}, r"row 2 has '\.' for an image; give a path below"),
         (WIDE + "../labels.csv,1\n", {}, r"row 2 has '\.\./labels\.csv' for an image; give a path below"),
         (WIDE + "x/../../labels.csv,1\n", {}, "row 2 has 'x/../../labels.csv' for an image"),
         (WIDE + "/etc/hosts,1\n", {}, "row 2 has '/etc/hosts' for an image"),

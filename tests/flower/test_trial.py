@@ -16,7 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
-from processes import BIN, free_port, wait_until
+from helpers import free_port
+from processes import BIN, wait_until
 
 from fednca.errors import FedncaError
 from fednca.flower.config import load_server, load_site

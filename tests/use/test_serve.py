@@ -1,8 +1,13 @@
+import os
+import signal
+import subprocess
+import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import free_port
 from PIL import Image
 
 from fednca.use.data import Example
@@ -116,3 +121,19 @@ def test_the_heading_says_what_must_be_known(model):
 )
 def test_which_addresses_are_this_machines_own(host, own):
     assert is_loopback(host) is own
+
+
+def test_a_stopped_service_leaves_no_images_behind(run, tmp_path):
+    code = "import sys; from fednca.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, "serve", str(run.folder), "--port", str(free_port())]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        assert "http" in process.stdout.readline()
+        assert list(tmp_path.glob("fednca-*/*"))  # the examples' images
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=300)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert not list(tmp_path.glob("fednca-*"))
+    finally:
+        process.kill()
+        process.wait()

@@ -4,13 +4,13 @@ import base64
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import free_port
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
@@ -45,12 +45,6 @@ DROP = """
     return transfer;
 }
 """
-
-
-def free_port():
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return own.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

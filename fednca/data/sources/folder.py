@@ -228,7 +228,7 @@ def image_paths(table: Table, column: str, folder: Path) -> list[Path]:
     for number, cell in zip(table.numbers, table.column(column), strict=True):
         inside = os.path.normpath(cell)
         where = f"table '{table.path}' row {number}"
-        if not cell or Path(inside).is_absolute() or Path(inside).parts[0] == os.pardir:
+        if Path(inside).is_absolute() or Path(inside).parts[:1] in [(), (os.pardir,)]:
             raise FedncaError(f"{where} has '{cell}' for an image; give a path below '{folder}'")
         if inside in seen:
             raise FedncaError(f"{where} names '{cell}', as row {seen[inside]} does; keep one row per image")
