@@ -31,7 +31,7 @@ from fednca.runfiles import (
     read_json,
     truncate_history,
 )
-from fednca.setup import build_job, build_model, cpu_threads, federate, load_dataset, pick_device
+from fednca.setup import build_job, build_model, cpu_threads, data_root, federate, load_dataset, pick_device
 
 
 class Run:
@@ -87,7 +87,16 @@ class Run:
         if not path.is_file():
             way_out = "a run over Flower has none: its images are at the sites, and `flwr run` resumes it"
             raise FedncaError(f"'{path}' is not there; {way_out}")
-        return Federation.load(path, load_dataset(self.config))
+        return Federation.load(path, load_dataset(self.placed))
+
+    @property
+    def placed(self) -> Config:
+        """The config, its data where they were when the run began, from wherever it is looked at by now."""
+        begun_in = Path(self.environment.get("begun_in", ""))
+        there = {"data.root": begun_in / data_root(self.config)}
+        if self.config.data.cache:
+            there["data.cache"] = begun_in / self.config.data.cache
+        return self.config.replace({path: str(folder) for path, folder in there.items() if folder.exists()})
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -169,6 +178,7 @@ def _begin(
     with explain_write(run.folder / "partition.npz"):
         federation.save(run.folder / "partition.npz")
     facts = environment() | {"classes": federation.dataset.classes, "note": run.method.learner.note}
+    facts["begun_in"] = str(Path.cwd())  # what relative paths of the config are meant from
     facts["unreadable"] = [each for split in federation.dataset.splits() for each in split.unreadable]
     write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import Stop, StopAfter, tiny
+from PIL import Image
 from sklearn.metrics import f1_score
 
 import fednca
@@ -193,6 +194,37 @@ def test_a_stop_between_rarer_checkpoints_loses_no_round_and_a_kill_is_mended(tm
     assert Run(tmp_path / "run").state("last").round == 3
     last.write_bytes(before)  # as a kill would leave it, with a round more in history
     assert_same_run(resume(tmp_path / "run"), train(config, tmp_path / "whole"))
+
+
+def write_pictures(folder):
+    """Thirty noisy pictures of two classes with a table."""
+    rng, rows = np.random.default_rng(0), ["image,split,a,b"]
+    (folder / "images").mkdir(parents=True)
+    for number in range(30):
+        Image.fromarray(rng.integers(256, size=(16, 16, 3), dtype=np.uint8)).save(folder / f"images/{number}.png")
+        part = "test" if number % 5 == 0 else "val" if number % 5 == 1 else "train"
+        rows.append(f"{number}.png,{part},{number // 5 % 2},{number // 3 % 2}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_a_run_finds_its_relative_data_from_anywhere(tmp_path, monkeypatch):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    write_pictures(home / "pictures")
+    elsewhere.mkdir()
+    places = {"data__name": "folder", "data__options": {}, "data__root": "pictures", "data__cache": "cache"}
+    config = tiny(**places, partition__clients=2, partition__gamma=1.0, partition__min_samples=2)
+    monkeypatch.chdir(home)
+    whole = train(config, "whole")
+    with pytest.raises(Stop):
+        train(config, "run", [StopAfter(1)])
+    monkeypatch.chdir(elsewhere)
+    run, whole = resume("../home/run"), Run(home / "whole")
+    assert run.config.data.root == "pictures"
+    assert_same_run(run, whole)
+    assert list(elsewhere.iterdir()) == []
+    home.rename(tmp_path / "moved")  # then the folder counts in which one is
+    monkeypatch.chdir(tmp_path / "moved")
+    assert Run("run").federation.dataset.test.labels.shape == (6, 2)
 
 
 class Snapshot(Callback):

@@ -161,7 +161,7 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
 
 def warn_of_training_data(model: "TrainedModel", arguments: Namespace) -> None:
     """Say so on stderr where the model is judged on what it was trained on."""
-    root = model.run.config.data.root
+    root = model.run.placed.data.root
     if root is not None and Path(root).resolve() == Path(arguments.data).resolve() and arguments.split != "test":
         sys.stderr.write(f"fednca: '{arguments.data}' is what the model was trained on, so expect worse elsewhere\n")
 

@@ -25,7 +25,7 @@ class Example(NamedTuple):
 
 def dataset_of(run: Run) -> Dataset:
     """Load a run's dataset with its images as they are, since decoding all of them for a few would take long."""
-    config = run.config
+    config = run.placed
     if run.environment.get("unreadable"):  # which images were left out is known only after decoding
         return load_dataset(config)
     source = get_source(config.data.name)
