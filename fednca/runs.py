@@ -144,11 +144,11 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
             state = to_device(load_last(run.folder), device)
         except FedncaError as error:
             raise FedncaError(f"{error}; if that file is deleted, the run begins anew") from None
-        if state.round < run.config.train.rounds:
-            forget_results(run.folder)
         truncate_history(run.folder / "history.jsonl", state.round)
         model = build_model(run.config, run.method, run.federation.dataset.classes, pretrained="none")
         check_fit(run, model, state)
+        if state.round < run.config.train.rounds:
+            forget_results(run.folder)
         return _go_on(run, run.federation, model, state, device, callbacks)
 
 
