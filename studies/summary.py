@@ -4,7 +4,7 @@ from comparisons import BASE, interval, judged
 from facts import of_tables
 from paired import Pairs, differences, mean_by_draw, signed
 from plan import FEDNCA, SETTINGS, TABLE, eventual_runs, plan
-from seed_tables import NOTHING, markdown
+from seed_tables import NOTHING, markdown, notes_below
 from study import Study, dataset_and_beta
 
 from fednca.report.published import published
@@ -40,7 +40,7 @@ beside them. More [below](#fednca-ml-against-fedavg)."""
     header = ["setting", "method", "macro-F1 at 0.5", "published", "macro-F1 cal.", "lost by calibrating"]
     header += ["macro-AUC", "published", "rests on"]
     rows = [glance(study, setting, row) for setting in SETTINGS for row in FEDNCA]
-    return f"{text}\n\n{markdown(header, rows, texts=2)}"
+    return f"{text}\n\n{markdown(header, rows, texts=2)}{notes_below(study, SETTINGS, FEDNCA)}"
 
 
 def of_main_table(study: Study, setting: str) -> str:
