@@ -1,7 +1,7 @@
 """The commands for real federations: `fednca flower init`, `check` and `what-leaves`."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +82,17 @@ def run_init(arguments: Namespace, overrides: dict[str, Any], console: "Console"
 def run_check(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
     """Print `ready`, or raise all that is wrong."""
     _need_flower()
+    from rich.progress import track
+
     from fednca.flower.ready import find_problems, is_insecure
 
     folder = Path(arguments.folder)
-    problems = find_problems(folder)
+    quiet = not console.is_terminal
+
+    def watch(steps: Iterable[None], what: str, total: int) -> Iterable[None]:
+        return track(steps, what, total, console=console, transient=True, disable=quiet)
+
+    problems = find_problems(folder, watch)
     if problems:
         head = f"{len(problems)} things are wrong:\n  " if len(problems) > 1 else ""
         raise FedncaError(head + "\n  ".join(problems))

@@ -2,7 +2,8 @@
 
 import datetime
 import ipaddress
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shlex import quote
 
@@ -12,7 +13,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fednca.config import read_toml, validate
+from fednca.data.images import read_image
 from fednca.data.sources import folder as folder_source
+from fednca.data.types import Dataset, FileImages
 from fednca.errors import FedncaError
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig, load_server, load_site
@@ -20,10 +23,11 @@ from fednca.flower.site import FEWEST, deal
 from fednca.flower.trial import subject_name
 
 Problems = Iterator[str]
+Watch = Callable[[Iterable[None], str, int], Iterable[None]]  # shows how far something is: steps, what, how many
 
 
-def find_problems(folder: Path) -> list[str]:
-    """Check the server's folder and the sites' folders that are here."""
+def find_problems(folder: Path, watch: Watch = lambda steps, what, total: steps) -> list[str]:
+    """Check the server's folder and the sites' folders that are here; every image is read once."""
     server = next((path for path in (folder, folder / "server") if (path / "server.toml").is_file()), None)
     alone = [folder] if (folder / "site.toml").is_file() else []
     sites = alone or sorted(path.parent for path in folder.glob("sites/*/site.toml"))
@@ -34,7 +38,7 @@ def find_problems(folder: Path) -> list[str]:
         problems += [*explained(check_server, server), *explained(check_server_certificate, server)]
     classes: dict[str, tuple[str, ...]] = {}
     for site in sites:
-        problems += [*check_site(site, classes), *explained(check_site_keys, site)]
+        problems += [*check_site(site, classes, watch), *explained(check_site_keys, site)]
         problems += [*explained(check_registered, site), *explained(check_same_authority, site)]
     if server is not None and not problems:
         problems += explained(lambda server: check_together(load_server(server / "server.toml"), classes), server)
@@ -71,8 +75,8 @@ def check_server(folder: Path) -> Problems:
         yield f"'{path}': {error}"
 
 
-def check_site(folder: Path, classes: dict[str, tuple[str, ...]]) -> list[str]:
-    """Check site.toml, the table of labels, and that all images are there; note the site's classes."""
+def check_site(folder: Path, classes: dict[str, tuple[str, ...]], watch: Watch) -> list[str]:
+    """Check site.toml, the table of labels, and that all images can be read; note the site's classes."""
     path = folder / "site.toml"
     try:
         site = load_site(path)
@@ -88,10 +92,25 @@ def check_site(folder: Path, classes: dict[str, tuple[str, ...]]) -> list[str]:
         for name, labels in zip(found.classes, found.train.labels.T, strict=True):
             if (labels < 0).all():
                 raise FedncaError(f"no training row has a label for class '{name}'; correct its name, or leave it out")
+        if site.on_corrupt == "fail":
+            check_images(found, site.name, watch)
     except FedncaError as error:
         return [f"'{path}': {error}"]
     classes[site.name] = found.classes
     return []
+
+
+def check_images(dataset: Dataset, site: str, watch: Watch) -> None:
+    """Read every image; the first that cannot be read is an error."""
+
+    def read(path: Path) -> None:
+        read_image(path)
+
+    files = [split.images.paths for split in dataset.splits() if isinstance(split.images, FileImages)]
+    paths = [path for own in files for path in own]
+    with ThreadPoolExecutor() as pool:
+        for _ in watch(pool.map(read, paths), f"reading images of {site}", len(paths)):
+            pass
 
 
 def check_together(settings: ServerConfig, classes: dict[str, tuple[str, ...]]) -> Problems:

@@ -124,6 +124,7 @@ FAULTS = {
     "site's setting": (lambda t: edit(t / "sites/east/site.toml", "device", "devise"), "did you mean 'device'?"),
     "no folder": (lambda t: edit(t / "sites/north/site.toml", '"data"', '"dta"'), "dta' is not a folder"),
     "no images": (lambda t: shutil.rmtree(t / "sites/north/data/images"), "which is not there"),
+    "a broken image": (lambda t: break_image(t), "is cut off, damaged"),
     "no image folder": (
         lambda t: edit(t / "sites/north/site.toml", "[options]", "[options]\nimage_folder='pics'\n"),
         "image_folder ",
@@ -153,6 +154,17 @@ FAULTS = {
         "agree on one name",
     ),
 }
+
+
+def break_image(trial):
+    path = sorted((trial / "sites/north/data/images").iterdir())[-1]
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def test_images_that_are_to_be_left_out_may_be_broken(trial, capsys):
+    break_image(trial)
+    edit(trial / "sites/north/site.toml", "device", 'on_corrupt = "skip"\ndevice')
+    assert main(["flower", "check", str(trial)]) == 0
 
 
 @pytest.mark.parametrize("name", FAULTS)
