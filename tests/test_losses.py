@@ -260,3 +260,9 @@ def test_nothing_depends_on_the_values_of_the_data():
     # vmap refuses every branch, index or shape that needs a value, as a CUDA graph would silently freeze it
     together = torch.vmap(terms)(*clients)
     assert_close(together, torch.stack([terms(*client) for client in zip(*clients, strict=True)]))
+
+
+def test_prototypes_follow_the_precision_of_features():
+    features, prototypes, y = example(torch.float32)
+    expected = positive_contrast_released(features.double(), y, prototypes.double())
+    assert_close(positive_contrast_released(features.double(), y, prototypes), expected)
