@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ablations import candidates, components, extras, queries
+from by_class import which_classes
 from comparisons import against_fedavg, main_tables, other_data, several_draws
 from facts import appendix, how_it_was_run, trials, which_draw
 from features import feature_section
@@ -82,6 +83,7 @@ def make_page(records: Records) -> Page:
         against_fedavg(study),
         several_draws(study),
         when_it_helps(study, links.get("gains")),
+        which_classes(study),
         same_images(study, links.get("gains-digits")),
         components(study),
         can_it_be_met(study),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paired import differences, signed
 from plan import FEDNCA, SETTINGS, TABLE
 from seed_tables import NOT_RUN, markdown, notes_below, number, of_seeds
-from study import METRICS, Record, Study, metric_of
+from study import METRICS, Measure, Record, Study, metric_of
 from summary import counted
 
 SWINGING = ("macro_auc", "macro_f1")
@@ -50,15 +50,18 @@ the mean of the later half of the rounds, which nothing chose, at threshold 0.5 
 def by_round(study: Study) -> str:
     """Show how far FedNCA-ML is above FedAvg over draws, by which rounds are compared."""
     text = """\
-FedNCA-ML minus FedAvg in macro-F1 at threshold 0.5 over all draws that were run, as [below](#fednca-ml-against-fedavg):
-in the round that validation chose, on average over the later half of the rounds, and in the last round."""
+FedNCA-ML minus FedAvg in macro-F1 over all draws that were run, as [below](#fednca-ml-against-fedavg): in the round
+that validation chose, on average over the later half of the rounds, and in the last round; at threshold 0.5 and, where
+it was kept, calibrated."""
     last = partial(metric_of, select="last")
+    measures: dict[str, Measure] = {"chosen round": metric_of, "later half": mean_of_later, "last round": last}
     rows = []
-    for setting, row in product(SETTINGS, FEDNCA):
-        found = [differences(study, setting, row, BASE, "macro_f1", own) for own in (metric_of, mean_of_later, last)]
-        rows += [[setting, row, *map(judged, found), counted(found[0])]] if found[0] else []
-    header = ["setting", "method", "chosen round", "later half", "last round", "rests on"]
-    return f"{text}\n\n{markdown(header, rows, texts=2) if rows else NOT_RUN}"
+    for setting, row, metric in product(SETTINGS, FEDNCA, GAINED):
+        found = [differences(study, setting, row, BASE, metric, own) for own in measures.values()]
+        shown = [judged(pairs) if pairs else number(None) for pairs in found]
+        rows += [[setting, row, METRICS[metric], *shown, counted(found[0])]] if found[0] else []
+    header = ["setting", "method", "metric", *measures, "rests on"]
+    return f"{text}\n\n{markdown(header, rows, texts=3) if rows else NOT_RUN}"
 
 
 def step(record: Record, metric: str, apart: int) -> float:

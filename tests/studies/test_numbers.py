@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from by_class import which_classes
 from comparisons import against_fedavg
 from plan import CANDIDATES, COMPONENTS, DRAWS, SETTINGS, TABLE, Entry, chosen_draw, strongest_other
 from reading import SETTING, by_name, column, curve_of, level, metric, plain, runs, shows, tables
@@ -235,23 +236,40 @@ def test_swings_are_mean_distances_in_the_later_half_of_the_rounds(whole, comple
 
 def test_gains_by_round_are_those_of_scipy(whole, complete):
     _, (_, rows) = tables(whole[0], "### Do runs settle?")
-    assert [row[:2] for row in rows[:2]] == [["dermamnist-0.1", "fednca-ml"], ["dermamnist-0.1", RELEASED]]
-    assert len(rows) == 2 * len(SETTINGS)
+    assert [row[1:3] for row in rows[1:3]] == [["fednca-ml", "macro-F1 cal."], [RELEASED, "macro-F1"]]
+    assert len(rows) == 2 * 2 * len(SETTINGS)
     ways = (
-        lambda record: metric(record, "macro-F1"),
-        lambda record: np.mean(curve_of(record, "macro-F1")[50:]),
-        lambda record: 100 * record["results"]["last"]["test"]["macro_f1"],
+        metric,
+        lambda record, name: np.mean(curve_of(record, name)[50:]),
+        lambda record, name: metric(record, name, "last"),
     )
-    for setting, row, *cells, _ in rows:
+    for setting, row, name, *cells, _ in rows:
         for way, cell in zip(ways, cells, strict=True):
             pairs = [
                 (draw, [complete.get(Entry(setting, each, draw, seed).path) for each in (row, "fedavg")])
                 for draw in DRAWS
                 for seed in range(3)
             ]
-            gaps = [(draw, way(own) - way(base)) for draw, (own, base) in pairs if own and base]
+            gaps = [(draw, way(own, name) - way(base, name)) for draw, (own, base) in pairs if own and base]
             means = [np.mean([gap for where, gap in gaps if where == draw]) for draw in DRAWS]
             shows(cell, [np.mean(means), *stats.ttest_1samp(means, 0).confidence_interval(0.95)])
+
+
+def test_the_class_that_gains_most_has_its_own_f1_and_its_part_of_the_gain(complete):
+    records = copy.deepcopy(complete)
+    draw = chosen_draw(SETTING, records)
+    for row, half, calibrated in (("fedavg", 0.0, 0.25), ("fednca-ml", 0.5, 0.375)):
+        for seed in range(3):
+            result = records[Entry(SETTING, row, draw, seed).path]["results"]["val"]
+            for part, value in ((result, half), (result["calibrated"], calibrated)):
+                part["test"]["class_f1"] = [0.75] * 3 + [value] + [0.75] * 3
+                part["test"]["class_f1"][seed] += 0.125 * (row == "fedavg")  # of one seed, so that it must be averaged
+    _, rows = tables(f"\n{which_classes(Study(records))}", "### Which classes make the gain?")[0]
+    assert [row[:3] for row in rows[:5]] == [[SETTING, str(d), "3" if d == draw else "1"] for d in DRAWS]
+    gain = 100 * (0.5 - 0.125) / 7
+    _, _, _, gained, name, *cells = rows[draw]
+    assert name == "class 3"
+    shows(" ".join([gained, *cells]), [gain, 50 / 7, 0.0, 50.0, 25.0, 37.5])
 
 
 def peak(record):
