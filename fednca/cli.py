@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fednca.config import Config, leaves, load_config, source_name
+from fednca.config import Config, leaves, load_config, preset_names, source_name
 from fednca.errors import FedncaError, unknown_name
 from fednca.files import resuming
 from fednca.flags import (
@@ -221,8 +221,10 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
     from fednca.progress import watching
     from fednca.setup import data_root, load_dataset
 
-    config = Config().replace(overrides)
-    source, root = get_source(config.data.name), data_root(config)
+    name = overrides["data.name"]
+    presets = (preset for preset in map(load_config, preset_names()) if preset.data.name == name)
+    config = next(presets, Config()).replace(overrides)  # so that a run of the preset finds what is decoded here
+    source, root = get_source(name), data_root(config)
     with watching(console) as view:
         if source.missing(root):
             source.prepare(root, view.on_prepare)

@@ -192,10 +192,10 @@ class Config(Options):
     def replace(self, overrides: Mapping[str, Any]) -> "Config":
         """Return a config with the fields named by dotted paths changed: `{"train.rounds": 5}`.
 
-        Another dataset, method or learner drops the options of the old one.
+        Another dataset, method or learner drops the options of the old one, whatever the order.
         """
         values = self.model_dump(mode="json")
-        for path, value in overrides.items():
+        for path, value in sorted(overrides.items(), key=lambda item: item[0] not in OPTIONS_OF):
             *parents, leaf = path.split(".")
             node = values
             for part in parents:

@@ -282,6 +282,13 @@ def test_data_is_prepared_as_a_run_would_read_it(capsys, tmp_path):
     assert len(list((tmp_path / "c").iterdir())) == 2  # a store for each split
 
 
+def test_data_is_prepared_at_the_size_of_its_preset(capsys, tmp_path):
+    words = ["data", "prepare", "digits", "--cache", str(tmp_path / "c")]
+    assert main(words) == 0
+    assert "digits is ready: 2000 train, 400 val, 800 test" in capsys.readouterr().out
+    assert not (tmp_path / "c").exists()  # the demo's images have its size as they are
+
+
 def test_a_setting_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for preset in ("dermamnist-0.1", "dermamnist-0.5"):

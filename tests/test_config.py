@@ -107,6 +107,12 @@ def test_another_method_drops_the_old_ones_options(tmp_path):
     assert load_config(path, {"method.name": "fedavg"}).method.options == {}
 
 
+def test_options_are_those_of_the_new_method_in_whatever_order_they_are_given():
+    options, name = {"method.options": {"mu": 0.5}}, {"method.name": "fedprox"}
+    for overrides in (options | name, name | options):
+        assert load_config("demo", overrides).method.options == {"mu": 0.5}
+
+
 def test_replace_leaves_the_original():
     config = Config()
     assert config.replace({"train.rounds": 3}).train.rounds == 3

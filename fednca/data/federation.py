@@ -8,6 +8,7 @@ from typing import Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.arrays import write_arrays
 from fednca.data.partition import (
     Kind,
     Partition,
@@ -16,9 +17,8 @@ from fednca.data.partition import (
     dirichlet_presence,
     from_arrays,
     natural_sites,
-    read_arrays,
+    read_partition,
     to_arrays,
-    write_arrays,
 )
 from fednca.data.types import Dataset, Split
 from fednca.errors import FedncaError, unknown_name
@@ -76,7 +76,7 @@ class Federation:
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> Self:
         """Rebuild the federation that `save` wrote over this dataset."""
-        arrays = read_arrays(path, "fingerprint")
+        arrays = read_partition(path, "fingerprint")
         known = fingerprint(dataset, dataset.test)
         same_test = str(arrays.get("test/fingerprint", known)) == known  # older runs have not written it
         if str(arrays["fingerprint"]) != fingerprint(dataset, dataset.train, dataset.val) or not same_test:
@@ -86,7 +86,7 @@ class Federation:
             own = {
                 name.removeprefix(f"{part}/"): array for name, array in arrays.items() if name.startswith(f"{part}/")
             }
-            if own.keys() < {"rows", "owner", "reasons", "classes", "proportions", "unmatched"}:
+            if not own.keys() >= {"rows", "owner", "reasons", "classes", "proportions", "unmatched"}:
                 raise FedncaError(f"'{path}' is damaged: it lacks arrays of the {part} images")
             rows = own["rows"].astype(np.intp)
             if len(rows) != len(own["owner"]) or rows.min(initial=0) < 0 or rows.max(initial=0) >= len(split):

@@ -1,19 +1,15 @@
 """Dealing images to clients: by Dirichlet(beta) shares and a class presence gamma, or by the site they come from."""
 
 import math
-import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
-from zipfile import BadZipFile
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.arrays import read_arrays, write_arrays
 from fednca.errors import FedncaError, unknown_name
-from fednca.files import write_atomic
 from fednca.randomness import numpy_rng
 
 Kind = Literal["dirichlet", "natural"]
@@ -26,6 +22,7 @@ NOWHERE = "no client may hold this label set"
 ELSEWHERE = "does not fit its group's client"
 
 ATTEMPTS = 100
+WAY_OUT = "give a file that save() wrote"
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +161,15 @@ def save(partition: Partition, path: Path) -> None:
 
 def load_partition(path: Path) -> Partition:
     """Read a partition that `save` wrote."""
-    return from_arrays(read_arrays(path, "owner"))
+    return from_arrays(read_partition(path, "owner"))
+
+
+def read_partition(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
+    """Read the arrays of a partition; a file without the one called `needed` is of another kind."""
+    arrays = read_arrays(path, WAY_OUT)
+    if needed not in arrays:
+        raise FedncaError(f"'{path}' has no array '{needed}'; {WAY_OUT}")
+    return arrays
 
 
 def to_arrays(partition: Partition) -> dict[str, NDArray[np.generic]]:
@@ -193,25 +198,6 @@ def from_arrays(arrays: dict[str, NDArray[np.generic]]) -> Partition:
         left_out={str(reason): np.flatnonzero(owner == -1 - i) for i, reason in enumerate(arrays["reasons"])},
         unmatched=cast(Unmatched, str(arrays["unmatched"])),
     )
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write named arrays as an npz file, under exactly this path."""
-    buffer = BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    write_atomic(path, buffer.getvalue())
-
-
-def read_arrays(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
-    """Read an npz file of plain arrays whole; one without an array called `needed` is another kind of file."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = dict(archive)
-    except (OSError, EOFError, ValueError, TypeError, NotImplementedError, BadZipFile, zlib.error) as error:
-        raise FedncaError(f"'{path}' cannot be read ({error}); give a file that save() wrote") from error
-    if needed not in arrays:
-        raise FedncaError(f"'{path}' has no array '{needed}'; give a file that save() wrote")
-    return arrays
 
 
 def _check_settings(

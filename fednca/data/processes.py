@@ -35,7 +35,7 @@ def processes(count: int) -> Iterator[Callable[..., Iterator[Any]]]:
     try:
         yield partial(_share_out, pool, 2 * (count - 1))
     except BrokenProcessPool as error:
-        raise RunFailedError("a worker process was killed, perhaps for want of memory; use fewer workers") from error
+        raise RunFailedError("a worker was killed, perhaps for want of memory; free some and try again") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

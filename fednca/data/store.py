@@ -257,6 +257,8 @@ def _build(
     starts = range(0, len(sources), CHUNK)
     chunks = [sources[start : start + CHUNK] for start in starts]
     left_out: list[LeftOut] = []
+    if progress is not None:
+        progress(0, len(sources))
     with processes(workers) as run:
         for start, chunk, bad in zip(starts, chunks, run(partial(_decode, layout), starts, chunks), strict=True):
             if bad and on_corrupt == "fail":

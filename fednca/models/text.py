@@ -6,16 +6,14 @@ import importlib.util
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 from torch import Tensor
 
+from fednca.arrays import read_arrays
 from fednca.errors import FedncaError
 from fednca.files import cache_folder, explain_write, write_atomic
 from fednca.models.etf import orthonormal_rows
@@ -136,10 +134,7 @@ def canonical(name: str) -> str:
 
 def read_table(path: Path) -> tuple[NDArray[np.float64], list[str] | None]:
     """Read the array `table` (or the only one) of a file, and its `names` where it has them."""
-    try:
-        arrays = _read_arrays(path)
-    except (OSError, EOFError, ValueError, BadZipFile, SafetensorError) as error:
-        raise FedncaError(f"cannot read the text table '{path}': {error}") from None
+    arrays = read_arrays(path, "give another text table")
     names = arrays.pop("names", None)
     if "table" not in arrays and len(arrays) != 1:
         found = ", ".join(sorted(arrays)) or "none"
@@ -156,14 +151,3 @@ def read_table(path: Path) -> tuple[NDArray[np.float64], list[str] | None]:
     if not (np.isfinite(lengths) & (lengths > 0)).all():
         raise FedncaError(f"the text table '{path}' has a row that is zero or not finite")
     return numbers, None if names is None else [str(name) for name in names]
-
-
-def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    if path.suffix == ".safetensors":
-        tensors: dict[str, NDArray[np.generic]] = load_file(path)
-        return tensors
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return {"table": loaded}
-    with loaded:
-        return dict(loaded)

@@ -57,7 +57,7 @@ def test_the_seed_decides_the_composites(tmp_path):
             r"train_labels of '.*npz' has 7 in row 0; classes are 0 to 6",
         ),
         ({"train_labels": np.zeros((27, 1), np.uint8)}, r"train_images of '.*npz' are .* for 27 labels"),
-        ({"val_images": np.array([{}], object)}, r"dermamnist\.npz' cannot be read as an npz file"),
+        ({"val_images": np.array([{}], object)}, r"dermamnist\.npz' cannot be read .*; download it again"),
     ],
 )
 def test_an_archive_of_something_else_is_named(tmp_path, changes, sentence):
@@ -70,14 +70,14 @@ def test_an_archive_of_something_else_is_named(tmp_path, changes, sentence):
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"not an archive"])
 def test_a_file_that_is_no_archive_is_named(tmp_path, content):
     (tmp_path / "dermamnist.npz").write_bytes(content)
-    with pytest.raises(FedncaError, match=r"dermamnist\.npz' cannot be read as an npz file"):
+    with pytest.raises(FedncaError, match=r"dermamnist\.npz' cannot be read .*; download it again"):
         load(SMALL, tmp_path)
 
 
 def test_a_single_array_is_no_archive(tmp_path):
     with (tmp_path / "dermamnist.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(FedncaError, match=r"dermamnist\.npz' cannot be read as an npz file"):
+    with pytest.raises(FedncaError, match=r"dermamnist\.npz' has no array 'train_images'"):
         load(SMALL, tmp_path)
 
 

@@ -109,6 +109,16 @@ def test_other_test_labels_are_refused_too_but_where_they_were_not_written_down(
     Federation.load(path, other)
 
 
+def test_a_file_that_lacks_an_array_is_named_whatever_else_it_has(tmp_path):
+    dataset, path = make_dataset(val=True), tmp_path / "partition.npz"
+    build_federation(dataset, **SETTINGS).save(path)
+    with np.load(path, allow_pickle=False) as arrays:
+        damaged = {name: array for name, array in arrays.items() if name != "train/owner"}
+    np.savez(path, **damaged, **{"train/note": np.zeros(1)})
+    with pytest.raises(FedncaError, match="is damaged: it lacks arrays of the train images"):
+        Federation.load(path, dataset)
+
+
 def test_an_empty_validation_split_stays_empty():
     dataset = make_dataset(val=True)
     empty = Split(dataset.train.images[:0], dataset.train.labels[:0])

@@ -24,6 +24,8 @@ paths = tuple(sorted(Path(sys.argv[1]).iterdir())) * 20
 def build(progress=None):
     return open_store(FileImages(paths), 8, folder=Path(sys.argv[2]), workers=3, progress=progress)
 def linger(done, total):
+    if not done:  # no worker has begun
+        return
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     time.sleep(60)
 """

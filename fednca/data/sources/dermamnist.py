@@ -2,12 +2,12 @@
 
 from importlib import import_module
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fednca.arrays import read_arrays
 from fednca.data.compose import compose
 from fednca.data.fetch import Progress, download
 from fednca.data.layout import require
@@ -68,7 +68,7 @@ def prepare(root: Path, progress: Progress) -> None:
 def load(options: Options, root: Path | None) -> Dataset:
     """Compose the three splits, each from its official source images."""
     path = require("dermamnist", root, missing) / FILE
-    arrays = _read(path)
+    arrays = read_arrays(path, "download it again")
     pairs = {"train": options.train_pairs, "val": options.val_pairs, "test": options.test_pairs}
     splits = {
         part: Split(
@@ -83,14 +83,6 @@ def load(options: Options, root: Path | None) -> Dataset:
         for part, count in pairs.items()
     }
     return Dataset("dermamnist", CLASSES, splits["train"], splits["val"], splits["test"])
-
-
-def _read(path: Path) -> dict[str, NDArray[np.generic]]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return dict(archive)
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
-        raise FedncaError(f"'{path}' cannot be read as an npz file ({error}); download it again") from error
 
 
 def _source(
