@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from fednca.config import Config, build_config, leaves, load_config, validate
-from fednca.data.sources import get_source
+from fednca.config import Config, build_config, leaves, load_config
 from fednca.errors import FedncaError
 from fednca.files import write_atomic
 from fednca.methods import create_method
 from fednca.rows import Row, parse_row, parse_rows
 from fednca.runfiles import read_json
 from fednca.runs import Run
+from fednca.setup import data_options
 
 OWN_SETTINGS = {
     "seed": "--seeds",
@@ -163,6 +163,6 @@ def settings(config: Config) -> dict[str, Any]:
     if config.partition.kind == "natural":
         del found["partition.clients"]  # the data decide it
     method = create_method(config)
-    data = validate(get_source(config.data.name).Options, config.data.options, "data.options")
-    owners = {"method.options": method.hyper, "method.learner_options": method.learner.hyper, "data.options": data}
+    owners = {"method.options": method.hyper, "method.learner_options": method.learner.hyper}
+    owners["data.options"] = data_options(config)
     return found | {f"{path}.{name}": value for path, own in owners.items() for name, value in own.model_dump().items()}

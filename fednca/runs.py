@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from fednca.callbacks import Callback
-from fednca.config import Config, build_config, read_toml, validate
+from fednca.config import Config, build_config, read_toml
 from fednca.data.federation import Federation
 from fednca.data.fetch import Progress
-from fednca.data.sources import get_source
 from fednca.engine.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
 from fednca.engine.eager import Result
 from fednca.engine.loop import Job, Record, close, run_rounds
@@ -21,6 +20,7 @@ from fednca.errors import FedncaError, RunFailedError
 from fednca.files import Writer, append_line, explain_write, resuming, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
+from fednca.options import Options
 from fednca.runfiles import (
     create_folder,
     default_folder,
@@ -31,7 +31,16 @@ from fednca.runfiles import (
     read_json,
     truncate_history,
 )
-from fednca.setup import build_job, build_model, cpu_threads, data_root, federate, load_dataset, pick_device
+from fednca.setup import (
+    build_job,
+    build_model,
+    cpu_threads,
+    data_options,
+    data_root,
+    federate,
+    load_dataset,
+    pick_device,
+)
 
 
 class Run:
@@ -302,15 +311,23 @@ def select_rounds(history: list[Record], config: Config) -> dict[str, Record]:
 
 def resolve(config: Config, method: Method, federation: Federation) -> Config:
     """Return the config with every option of method and dataset written out, and the true number of clients."""
-    source = get_source(config.data.name)
-    config = config.replace({"partition.clients": len(federation.train.partition.clients)})
-    options = {
-        "method.options": method.hyper,
-        "data.options": validate(source.Options, config.data.options, "data.options"),
-    }
+    clients = len(federation.train.partition.clients)
+    return write_out(
+        config.replace({"partition.clients": clients, "data.options": plain(data_options(config))}), method
+    )
+
+
+def write_out(config: Config, method: Method) -> Config:
+    """Return the config with every option of the method and its learner written out."""
+    options = {"method.options": plain(method.hyper)}
     if config.method.learner is not None:
-        options["method.learner_options"] = method.learner.hyper
-    return config.replace({path: own.model_dump(mode="json", exclude_none=True) for path, own in options.items()})
+        options["method.learner_options"] = plain(method.learner.hyper)
+    return config.replace(options)
+
+
+def plain(options: Options) -> dict[str, Any]:
+    """Return options as a config holds them."""
+    return options.model_dump(mode="json", exclude_none=True)
 
 
 def to_device(state: State, device: torch.device) -> State:

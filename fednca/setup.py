@@ -26,9 +26,20 @@ from fednca.errors import FedncaError
 from fednca.files import cache_folder
 from fednca.methods.base import Method, Task
 from fednca.models import Classifier, build_backbone
+from fednca.options import Options
 from fednca.randomness import seeded
 
 DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+
+
+def data_options(config: Config) -> Options:
+    """Return the dataset's options as it takes them."""
+    return validate(get_source(config.data.name).Options, config.data.options, "data.options")
+
+
+def read_dataset(config: Config) -> Dataset:
+    """Load the configured dataset with its images as they are."""
+    return get_source(config.data.name).load(data_options(config), data_root(config))
 
 
 def load_dataset(config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
@@ -36,9 +47,7 @@ def load_dataset(config: Config, progress: Progress | None = None, *, verify: bo
 
     With `verify`, the checksums of what was kept are recomputed.
     """
-    source = get_source(config.data.name)
-    options = validate(source.Options, config.data.options, "data.options")
-    dataset = source.load(options, data_root(config))
+    dataset = read_dataset(config)
 
     def ready(part: str, split: Split) -> Split:
         return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"), verify)

@@ -19,7 +19,7 @@ from fednca.errors import FedncaError
 from fednca.files import explain_write
 
 Progress = Callable[[str, int, int], None]
-"""Hears what is under way, how many bytes of it are done, and how many there are (0: not known)."""
+"""Hears what is under way, how much of it is done (bytes or images), and how much there is (0: not known)."""
 
 CHUNK = 1 << 20
 TIMEOUT = 60  # seconds without a byte

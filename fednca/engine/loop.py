@@ -89,11 +89,8 @@ def run_rounds(
         is_best = False
         if number % config.evaluate.every == 0 or number == config.train.rounds:
             record |= judge(job, close(job, server), f"round {number}, evaluation")
-            value = record["val"][config.evaluate.select]
-            value = -math.inf if value is None else value
-            is_best = state.best is None or value >= state.best.value  # of equals the later one
-            if is_best:
-                state = replace(state, best=Best(number, value))
+            best = better(state.best, record, config)
+            is_best, state = best is not state.best, replace(state, best=best)
         record["seconds"] = round(time.perf_counter() - began, 3)
         yield state, record, is_best
 
@@ -160,6 +157,13 @@ def score(job: Job, server: Server) -> tuple[Tensor, Tensor]:
     size = job.config.evaluate.batch_size
     val, test = (job.engine.predict(server.weights, shard, size) for shard in (job.val, job.test))
     return val, test
+
+
+def better(best: Best | None, record: Record, config: Config) -> Best:
+    """Return the best round so far, given that of a round that was judged; of equals the later one."""
+    value = record["val"][config.evaluate.select]
+    value = -math.inf if value is None else value
+    return Best(record["round"], value) if best is None or value >= best.value else best
 
 
 def describe_round(number: int, results: list[Result], seconds: float, config: Config) -> Record:

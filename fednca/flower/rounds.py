@@ -1,7 +1,6 @@
 """One round over the network: who takes part, what they are sent, what of their answers counts."""
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fednca.config import Config
-from fednca.engine.checkpoint import Best, State
+from fednca.engine.checkpoint import State
 from fednca.engine.eager import Result
-from fednca.engine.loop import Record, check_weights, choose_clients, describe_round, shares
+from fednca.engine.loop import Record, better, check_weights, choose_clients, describe_round, shares
 from fednca.errors import FedncaError, RunFailedError
 from fednca.flower.checks import (
     check_norm,
@@ -161,7 +160,7 @@ def play_round(job: Coordinator, state: State) -> tuple[State, Record, Judged | 
     if number % job.config.evaluate.every == 0 or job.is_over(number):
         judged, metrics = judge_model(job, server, number)
         record |= metrics
-        state = state if judged is None else replace(state, best=better(state.best, number, record, job.config))
+        state = state if judged is None else replace(state, best=better(state.best, record, job.config))
     record["seconds"] = round(time.perf_counter() - began, 3)
     LOG.info("round %s of %s: %s", number, job.config.train.rounds, summary(record))
     return state, record, judged
@@ -264,13 +263,6 @@ def collect_histograms(
     answers = job.ask(MessageType.EVALUATE, tasks, {"weights": to_arrays(server.weights)}, read)
     missing |= answers.missing
     return {site: answers.replies[site] for site in sorted(answers.replies)}
-
-
-def better(best: Best | None, number: int, record: Record, config: Config) -> Best:
-    """Return the best round so far; of equals the later one."""
-    value = record["val"][config.evaluate.select]
-    value = -math.inf if value is None else value
-    return Best(number, value) if best is None or value >= best.value else best
 
 
 def summary(record: Record) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fednca.flower.tasks import TASK, Task
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
 from fednca.runfiles import environment, locked, read_history, read_json, truncate_history
-from fednca.runs import select_rounds
+from fednca.runs import select_rounds, write_out
 from fednca.setup import build_model, cpu_threads
 
 LOG = logging.getLogger("flwr.fednca")
@@ -112,10 +112,7 @@ def begin(
     joined = join_classes({name: roster.present[name].classes for name in sorted(roster.present)}, settings.classes)
     roster.classes = joined
     model = build_model(config, method, joined, pretrained=config.model.pretrained)
-    options = {"method.options": method.hyper}
-    if config.method.learner is not None:
-        options["method.learner_options"] = method.learner.hyper
-    config = config.replace({path: own.model_dump(mode="json", exclude_none=True) for path, own in options.items()})
+    config = write_out(config, method)
     facts = environment() | {"classes": joined, "note": method.learner.note, "unreadable": []}
     facts |= {"run": run, "sites": roster.sites, "privacy": noise_of(settings)}
     (folder / "history.jsonl").unlink(missing_ok=True)  # of a start that was killed

@@ -120,6 +120,10 @@ class Method:
         self.hyper = hyper if hyper is not None else self.Hyper()
         self.pretrained = pretrained
         self.learner: Method = learner or self
+        self.settle()
+
+    def settle(self) -> None:
+        """Decide what the hyper-parameters leave open, and refuse what does not go together."""
 
     @classmethod
     def changes_rule(cls) -> bool:

@@ -5,7 +5,7 @@ from functools import partial
 from pydantic import Field, field_validator
 
 from fednca.losses import asymmetric
-from fednca.methods.base import About, Method
+from fednca.methods.base import About
 from fednca.methods.fedavg import FedAvg, FedAvgHyper
 
 
@@ -38,11 +38,8 @@ class FedAvgASL(FedAvg):
     )
     hyper: FedAvgASLHyper
 
-    def __init__(
-        self, hyper: FedAvgASLHyper | None = None, *, pretrained: bool = False, learner: Method | None = None
-    ) -> None:
+    def settle(self) -> None:
         """Fix the loss's powers and its clip."""
-        super().__init__(hyper, pretrained=pretrained, learner=learner)
         own = self.hyper
         self.criterion = partial(asymmetric, gamma_neg=own.gamma_neg, gamma_pos=own.gamma_pos, clip=own.clip)
 

@@ -57,11 +57,8 @@ class FedLGT(Method):
     clip_norm = 10.0
     hyper: FedLGTHyper
 
-    def __init__(
-        self, hyper: FedLGTHyper | None = None, *, pretrained: bool = False, learner: Method | None = None
-    ) -> None:
+    def settle(self) -> None:
         """Decide which text table `auto` stands for."""
-        super().__init__(hyper, pretrained=pretrained, learner=learner)
         self.with_hyper(text=resolve_source(self.hyper.text))
         self.note = f"text table: {origin(self.hyper.text)}"
 

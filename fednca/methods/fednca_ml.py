@@ -59,17 +59,14 @@ class FedNCAML(Method):
     )
     hyper: FedNCAMLHyper
 
-    def __init__(
-        self, hyper: FedNCAMLHyper | None = None, *, pretrained: bool = False, learner: Method | None = None
-    ) -> None:
-        """Decide what the hyper-parameters left open."""
-        super().__init__(hyper, pretrained=pretrained, learner=learner)
+    def settle(self) -> None:
+        """Choose the losses' weights and the variant's defaults."""
         has_class_features = self.hyper.head == "ladm-etf"
         if not has_class_features and (self.hyper.lambda1 or self.hyper.lambda2):
             raise FedncaError(
                 f"head '{self.hyper.head}' has no feature per class for lambda1 and lambda2 to act on; leave them out"
             )
-        weight_of_negatives = 0.01 if pretrained else 1.0
+        weight_of_negatives = 0.01 if self.pretrained else 1.0
         defaults: dict[str, float | bool] = {
             "lambda1": weight_of_negatives if has_class_features else 0.0,
             "lambda2": 1.0 if has_class_features else 0.0,

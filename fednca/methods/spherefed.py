@@ -44,13 +44,10 @@ class SphereFed(Method):
     closes = True
     hyper: SphereFedHyper
 
-    def __init__(
-        self, hyper: SphereFedHyper | None = None, *, pretrained: bool = False, learner: Method | None = None
-    ) -> None:
+    def settle(self) -> None:
         """Refuse a learner without the classifier that the calibration replaces."""
-        if learner is not None:
+        if self.learner is not self:
             raise FedncaError("spherefed calibrates its own classifier; to train another learner, use fedavg")
-        super().__init__(hyper, pretrained=pretrained)
 
     def head(self, task: Task) -> nn.Module:
         """Build the orthonormal classifier; (W·z + 1)/2 is one too, so that its scores are what is regressed."""

@@ -1,1 +1,1 @@
-"""What people look at: tables, and nothing that trains."""
+"""What people look at: tables, figures and pages, and nothing that trains."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednca.errors import FedncaError
-from fednca.flags import not_empty
+from fednca.flags import not_empty, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,7 @@ def add_commands(add: Add) -> None:
     export.add_argument("--to", required=True, choices=KINDS, help="kind of file")
     export.add_argument("--out", metavar="FILE", help="default: RUN/export/model, with the ending of its kind")
     serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    serve.add_argument("--port", metavar="N", type=int, default=7860, help="default: 7860")
+    serve.add_argument("--port", metavar="N", type=whole(1, 65535), default=7860, help="default: 7860")
     serve.add_argument("--max-mb", metavar="N", type=float, default=20, help="largest image to accept (default: 20)")
     for sub in (predict, evaluate, serve):
         sub.add_argument("--device", metavar="NAME", default="auto", help="auto (the default), cpu, cuda or cuda:N")
@@ -65,9 +65,11 @@ def add_evaluate_flags(evaluate: ArgumentParser) -> None:
     evaluate.add_argument("--by", metavar="COLUMN", help="tell metrics apart by the values of this column, too")
     evaluate.add_argument("--ignore-extra", action="store_true", help="leave out classes that the model does not know")
     add_threshold(evaluate)
-    evaluate.add_argument("--resamples", metavar="N", type=int, default=1000, help="of the bootstrap (default: 1000)")
+    evaluate.add_argument(
+        "--resamples", metavar="N", type=whole(1), default=1000, help="of the bootstrap (default: 1000)"
+    )
     evaluate.add_argument("--confidence", metavar="X", type=float, default=0.95, help="default: 0.95")
-    evaluate.add_argument("--seed", metavar="N", type=int, default=0, help="of the bootstrap (default: 0)")
+    evaluate.add_argument("--seed", metavar="N", type=whole(0), default=0, help="of the bootstrap (default: 0)")
     evaluate.add_argument("--json", action="store_true", help="write JSON instead of tables")
     evaluate.add_argument("--out", metavar="FILE", help="write the JSON to this file, too")
 
@@ -80,13 +82,12 @@ def add_threshold(parser: ArgumentParser) -> None:
         default="calibrated",
         help="probability above which a class counts as found: the model's own (the default) or a number for all",
     )
-    parser.add_argument("--batch-size", metavar="N", type=int, default=64, help="images at once (default: 64)")
+    parser.add_argument("--batch-size", metavar="N", type=whole(1), default=64, help="images at once (default: 64)")
 
 
 def run_predict(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
     """Print or write what the model says of images; those that cannot be read are told on stderr."""
     kind = output_kind(arguments, console)
-    at_least(arguments.batch_size, "--batch-size", 1)
     from fednca.data.images import ImageError
     from fednca.use.predict import Prediction, predict, to_csv, to_json
     from fednca.use.reading import find_images
@@ -117,9 +118,6 @@ def run_predict(arguments: Namespace, overrides: dict[str, Any], console: "Conso
 
 def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
     """Print metrics with confidence intervals, in all, by class, and by the values of a column."""
-    at_least(arguments.batch_size, "--batch-size", 1)
-    at_least(arguments.resamples, "--resamples", 1)
-    at_least(arguments.seed, "--seed", 0)
     if not 0 < arguments.confidence < 1:
         raise FedncaError(f"--confidence {arguments.confidence:g} is not between 0 and 1")
     from fednca.use.bootstrap import Resampling
@@ -183,8 +181,6 @@ def run_serve(arguments: Namespace, overrides: dict[str, Any], console: "Console
     """Show the page until Ctrl-C."""
     if not 0 < arguments.max_mb < float("inf"):
         raise FedncaError(f"--max-mb {arguments.max_mb:g} is not a size above 0")
-    if not 1 <= arguments.port <= 65535:
-        raise FedncaError(f"--port {arguments.port} is not a port; choose one from 1 to 65535")
     check_address(arguments.host, arguments.port)
     from fednca.use.serve import is_loopback, serve
 
@@ -218,12 +214,6 @@ def output_kind(arguments: Namespace, console: "Console") -> str:
             raise FedncaError(f"'{arguments.out}' ends neither in .json nor in .csv; add --json or --csv")
         return ending[1:]
     return "table" if console.is_terminal else "csv"
-
-
-def at_least(number: int, flag: str, least: int) -> None:
-    """Refuse a number that is too small."""
-    if number < least:
-        raise FedncaError(f"{flag} {number} is less than {least}")
 
 
 def check_address(host: str, port: int) -> None:

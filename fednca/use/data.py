@@ -5,14 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.config import validate
 from fednca.data.images import read_image
-from fednca.data.sources import get_source
 from fednca.data.store import StoredImages
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.errors import FedncaError
 from fednca.runs import Run
-from fednca.setup import data_root, load_dataset
+from fednca.setup import load_dataset, read_dataset
 
 
 class Example(NamedTuple):
@@ -28,8 +26,7 @@ def dataset_of(run: Run) -> Dataset:
     config = run.placed
     if run.environment.get("unreadable"):  # which images were left out is known only after decoding
         return load_dataset(config)
-    source = get_source(config.data.name)
-    return source.load(validate(source.Options, config.data.options, "data.options"), data_root(config))
+    return read_dataset(config)
 
 
 def examples(run: Run, most: int = 8) -> list[Example]:
