@@ -1,14 +1,13 @@
 """Telling others of a run while it goes on: TensorBoard, Weights & Biases, MLflow, each as one callback."""
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fednca.callbacks import Callback
 from fednca.errors import FedncaError, unknown_name
 from fednca.files import write_atomic
+from fednca.packages import needed
 
 if TYPE_CHECKING:
     from fednca.data.federation import Federation
@@ -55,7 +54,7 @@ class WandbLogger(Callback):
 
     def __init__(self) -> None:
         """Refuse to begin without the package."""
-        self.wandb = need("wandb")
+        self.wandb = needed("wandb", "wandb")
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
         """Begin a run, or go on with the one that this folder's run began."""
@@ -85,7 +84,7 @@ class MLflowLogger(Callback):
 
     def __init__(self) -> None:
         """Refuse to begin without the package."""
-        self.mlflow = need("mlflow")
+        self.mlflow = needed("mlflow", "mlflow")
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
         """Begin a run with the config as its parameters, or go on with the one that this folder's run began."""
@@ -114,14 +113,6 @@ def create_logger(name: str) -> Callback:
     if name not in LOGGERS:
         raise unknown_name("logger", name, LOGGERS)
     return LOGGERS[name]()
-
-
-def need(package: str) -> ModuleType:
-    """Import an optional package, or say how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise FedncaError(f"{package} is not installed; get it with `pip install 'fednca[{package}]'`") from None
 
 
 @contextmanager

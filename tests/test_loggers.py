@@ -109,7 +109,7 @@ def test_a_service_hears_of_every_round_in_one_run(name, ends, tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_what_stops_a_service_is_one_sentence(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(FedncaError, match=rf"{name} is not installed; get it with `pip install 'fednca\[{name}\]'`"):
+    with pytest.raises(FedncaError, match=rf"needs the package '{name}': pip install 'fednca\[{name}\]'"):
         create_logger(name)
     monkeypatch.setitem(sys.modules, name, Service(refuses=True))
     with pytest.raises(FedncaError, match=f"{name} cannot begin: no server"):

@@ -1,6 +1,5 @@
 """One image file of any kind to RGB bytes: JPEG, PNG, TIFF and their like with Pillow, DICOM with pydicom."""
 
-import importlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fednca.errors import FedncaError
+from fednca.packages import needed
 
 # Pillow would hand some further formats to other programs (EPS to Ghostscript); nobody's dataset needs them.
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000", "PPM")
@@ -107,12 +107,9 @@ def _scale_grey(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _import_pydicom(path: Path) -> ModuleType:
-    try:
-        importlib.import_module("pydicom.pixels")
-        return importlib.import_module("pydicom")
-    except ImportError as error:
-        # Not an ImageError: a whole folder of sound files must not be left out for want of a package.
-        raise FedncaError(f"image '{path}' is DICOM, which needs pydicom 3: pip install 'pydicom>=3'") from error
+    """Import what reads DICOM, or fail: not by an ImageError, which may leave out a whole folder of sound files."""
+    needed("pydicom.pixels", "dicom", f"image '{path}', which is DICOM,")
+    return needed("pydicom", "dicom")
 
 
 def _read_dicom(path: Path, file: BinaryIO, pydicom: ModuleType) -> Image.Image:

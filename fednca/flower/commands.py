@@ -145,6 +145,6 @@ def warn(console: "Console", text: str) -> None:
 
 def _need_flower() -> None:
     """Say how to get Flower where it is not installed."""
-    from fednca.use.packages import needed
+    from fednca.packages import needed
 
     needed("flwr", "flower")

@@ -17,6 +17,7 @@ from fednca.arrays import read_arrays
 from fednca.errors import FedncaError
 from fednca.files import cache_folder, explain_write, write_atomic
 from fednca.models.etf import orthonormal_rows
+from fednca.packages import needed
 from fednca.randomness import seeded
 
 PROMPT = "The photo contains {name}."
@@ -86,12 +87,7 @@ def clip_table(classes: Sequence[str]) -> NDArray[np.float64]:
 
 def encode_with_clip(prompts: list[str]) -> NDArray[np.float32]:
     """Embed prompts with open_clip's text tower, leaving the global random state alone."""
-    try:
-        open_clip = importlib.import_module("open_clip")
-    except ImportError:
-        raise FedncaError(
-            "text table 'clip' needs open_clip: pip install open_clip_torch, or use random or a file"
-        ) from None
+    open_clip = needed("open_clip", "clip", "text table 'clip'", ", or use random or a file")
     architecture, weights = CLIP
     try:
         with seeded(0, "clip"), torch.no_grad():

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from fednca.errors import RunFailedError
 from fednca.files import explain_write, write_atomic
+from fednca.packages import needed
 from fednca.randomness import numpy_rng
 from fednca.use.card import model_card
 from fednca.use.model import TrainedModel, load_model
-from fednca.use.packages import needed
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
 TOLERANCE = 1e-4  # of a probability, between two programs that round differently

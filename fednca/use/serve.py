@@ -17,10 +17,10 @@ from PIL import Image
 from fednca.data.images import ImageError, read_image
 from fednca.errors import FedncaError
 from fednca.evidence import find_attention
+from fednca.packages import needed
 from fednca.use.data import Example, examples
 from fednca.use.model import TrainedModel, to_pixels
 from fednca.use.overlay import overlay, shrink
-from fednca.use.packages import needed
 
 SHOWN = 384  # pixels: smaller pictures are enlarged to about this
 HOUR = 3600  # seconds after which an uploaded image is forgotten

@@ -90,9 +90,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_without_medmnist_the_file_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "medmnist", None)
     monkeypatch.setitem(sys.modules, "medmnist.info", None)
-    with pytest.raises(
-        FedncaError, match=r"medmnist, which is not installed; .* put MedMNIST's .*npz at '.*npz' by hand"
-    ):
+    with pytest.raises(FedncaError, match=r"needs the package 'medmnist': .* put MedMNIST's .*npz at '.*npz' by hand"):
         prepare(tmp_path, silent)
 
 

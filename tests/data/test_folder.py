@@ -127,7 +127,9 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     root = write(tmp_path, "not parquet", table="labels.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(FedncaError, match=r"labels\.parquet' needs pyarrow; install it, or save the table as CSV"):
+    with pytest.raises(
+        FedncaError, match=r"labels\.parquet' needs the package 'pyarrow': .*, or save the table as CSV"
+    ):
         load(Options(), root)
 
 

@@ -234,7 +234,9 @@ def test_dicom_without_pydicom_says_what_to_install(tmp_path, monkeypatch):
     path = write_dicom(tmp_path / "a.dcm", RAW)
     for name in [name for name in sys.modules if name.split(".")[0] == "pydicom"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(FedncaError, match=rf"^image '{path}' is DICOM, .* pip install 'pydicom>=3'$") as caught:
+    with pytest.raises(
+        FedncaError, match=rf"^image '{path}', which is DICOM, .* pip install 'fednca\[dicom\]'$"
+    ) as caught:
         read_image(path)
     assert not isinstance(caught.value, ImageError), "or whoever leaves broken images out would leave out all DICOM"
 

@@ -191,7 +191,9 @@ def test_without_open_clip_auto_is_the_stand_in_and_clip_a_sentence(monkeypatch,
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "open_clip", None)
     assert text_table(["cat"], 3)[1] == "random orthonormal stand-in"
-    with pytest.raises(FedncaError, match="needs open_clip: pip install open_clip_torch"):
+    with pytest.raises(
+        FedncaError, match=r"'clip' needs the package 'open_clip': pip install 'fednca\[clip\]', or use random"
+    ):
         text_table(["cat"], 3, "clip")
 
 

@@ -1,6 +1,5 @@
 """Composites of DermaMNIST: one or two skin lesions on a black canvas."""
 
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from fednca.data.layout import require
 from fednca.data.types import Dataset, Split
 from fednca.errors import FedncaError
 from fednca.options import Options as BaseOptions
+from fednca.packages import needed
 from fednca.randomness import numpy_rng
 
 SUMMARY = "one or two skin lesions of DermaMNIST on a 56x56 canvas, 7 classes"
@@ -55,13 +55,8 @@ def prepare(root: Path, progress: Progress) -> None:
     """Download the file from where the package medmnist says."""
     if not missing(root):
         return
-    try:
-        facts = import_module("medmnist.info").INFO["dermamnist"]
-    except ImportError as error:
-        raise FedncaError(
-            f"where dermamnist is found is known to the package medmnist, which is not installed; "
-            f"install it, or put MedMNIST's {FILE} at '{root / FILE}' by hand"
-        ) from error
+    instead = f", or put MedMNIST's {FILE} at '{root / FILE}' by hand"
+    facts = needed("medmnist.info", "dermamnist", "to find dermamnist one", instead).INFO["dermamnist"]
     download(facts["url"], root / FILE, checksum=f"md5:{facts['MD5']}", progress=progress)
 
 

@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from fednca.data.fetch import Progress
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.errors import FedncaError
 from fednca.options import Options as BaseOptions
+from fednca.packages import needed
 
 SUMMARY = "your own images, with a table of labels"
 LICENCE = "yours"
@@ -140,10 +140,7 @@ def _read_csv(path: Path) -> list[list[str]]:
 
 
 def _read_parquet(path: Path) -> list[list[str]]:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise FedncaError(f"table '{path}' needs pyarrow; install it, or save the table as CSV") from error
+    parquet = needed("pyarrow.parquet", "parquet", f"table '{path}'", ", or save the table as CSV")
     try:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:

@@ -1,0 +1,15 @@
+"""Packages that only some need: the extras of this one."""
+
+import importlib
+from types import ModuleType
+
+from fednca.errors import FedncaError
+
+
+def needed(module: str, extra: str, by: str = "this", instead: str = "") -> ModuleType:
+    """Import a module that one of this package's extras brings, or say who needs it and what to do instead."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise FedncaError(f"{by} needs the package '{package}': pip install 'fednca[{extra}]'{instead}") from error
