@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from fednca.errors import FedncaError
 from fednca.losses import (
+    asymmetric,
     bce,
     bce_sum,
     negative_rejection,
@@ -266,3 +267,21 @@ def test_prototypes_follow_the_precision_of_features():
     features, prototypes, y = example(torch.float32)
     expected = positive_contrast_released(features.double(), y, prototypes.double())
     assert_close(positive_contrast_released(features.double(), y, prototypes), expected)
+
+
+def test_the_easiest_negatives_do_not_count_without_a_power_either():
+    logits, y = torch.tensor([[-6.0, 1.0]], dtype=torch.float64), torch.zeros(1, 2)  # of the first, p is below the clip
+    shifted = torch.sigmoid(logits[0, 1]) - 0.05
+    assert_close(asymmetric(logits, y, 0.0, 0.0, 0.05), -(1 - shifted).log() / 2)
+
+
+@pytest.mark.parametrize(("released", "tau"), [(False, 0.6), (True, 0.5)])
+def test_tau_reaches_the_negative_term(released, tau):
+    A = torch.tensor([[[0.0, 0.2], [0.2, 0.0]]], dtype=torch.float64)  # σ(0.2) is 0.55
+    output, y = Output(A.diagonal(dim1=1, dim2=2), A, A), torch.tensor([[0, 1]])
+    weights = {"lambda1": 1.0, "lambda2": 0.0, "tau": tau}
+    if released:
+        affine = (torch.eye(2).double(), torch.tensor(1.0).double(), torch.zeros(2).double())
+        assert objective_released(output, y, *affine, **weights)["neg"].item() == pytest.approx(sigmoid(0.2) - tau)
+    else:
+        assert objective(output, y, **weights)["neg"].item() == 0.0

@@ -137,3 +137,46 @@ def test_a_hold_out_is_never_empty():
     split = make_split(0, 20)
     stay, aside = hold_out(Split(split.images, split.labels, np.arange(20) // 10), 0.1, 0)
     assert len(aside) == len(stay) == 10
+
+
+@pytest.mark.parametrize("val", [True, False])
+def test_the_partition_seed_decides_what_is_held_out_and_who_gets_what(val):
+    one, other = (build_federation(make_dataset(val=val), **SETTINGS | {"seed": seed}) for seed in (0, 1))
+    assert not np.array_equal(one.train.partition.proportions, other.train.partition.proportions)
+    assert val or not np.array_equal(one.val.rows, other.val.rows)
+
+
+def test_validation_images_are_masked_as_training_images_are():
+    _, labels = build_federation(make_dataset(val=True), **SETTINGS, unmatched="loss-mask").val.union()
+    assert len(labels) == 120
+    assert (labels == -1).any()
+
+
+def test_groups_of_validation_images_are_not_split():
+    federation = build_federation(make_dataset(val=True, grouped=True), **SETTINGS)
+    homes = [set(federation.dataset.val.groups[federation.val.client(k)[0]]) for k in range(4)]
+    assert sum(map(len, homes)) == len(set.union(*homes))
+
+
+@pytest.mark.parametrize("change", ["groups", "classes"])
+def test_other_groups_or_classes_are_refused(tmp_path, change):
+    dataset = make_dataset(val=True, grouped=True)
+    build_federation(dataset, **SETTINGS).save(tmp_path / "partition.npz")
+    train = dataset.train
+    other = {
+        "groups": replace(dataset, train=Split(train.images, train.labels, train.groups[::-1].copy())),
+        "classes": replace(dataset, classes=("b", "a", "c", "d")),
+    }
+    with pytest.raises(FedncaError, match="deals out other labels"):
+        Federation.load(tmp_path / "partition.npz", other[change])
+
+
+def test_validation_images_of_a_site_know_the_classes_of_its_training_images():
+    dataset = make_dataset(val=True)
+    own = {
+        part: replace(split, sites=np.arange(len(split)) % 3)
+        for part, split in (("train", dataset.train), ("val", dataset.val))
+    }
+    own["val"].labels[own["val"].sites == 0, 0] = 0  # of these, none has the class
+    federation = build_federation(replace(dataset, **own, sites=("n", "e", "s")), **SETTINGS, kind="natural")
+    np.testing.assert_array_equal(federation.val.partition.classes, federation.train.partition.classes)

@@ -323,3 +323,25 @@ def test_presence_rounds_up_as_published(gamma, classes, m):
     labels = np.eye(classes, dtype=np.int8).repeat(20, 0)
     partition = dirichlet_presence(labels, 10, 0.5, gamma, 0, min_samples=0)
     assert (partition.classes.sum(axis=1) == m).all()
+
+
+def test_rounding_above_a_whole_number_adds_no_class():
+    assert 0.28 * 25 > 7
+    labels = np.eye(25, dtype=np.int8).repeat(20, axis=0)
+    assert (dirichlet_presence(labels, 10, 0.5, 0.28, 0, min_samples=0).classes.sum(axis=1) == 7).all()
+
+
+def test_every_image_of_a_group_has_one_vote():
+    classes = np.array([[1, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]], np.bool_)
+    proportions = np.array([[0.1, 0, 0.9, 0], [0.1, 0, 0, 0.9], [0, 1, 0, 0]])
+    labels = np.tile(np.array([[1, 1, 0], [0, 0, 1]], np.int8), (3000, 1))  # one fits client 0 alone, one client 1
+    partition = deal(labels, classes, proportions, np.random.default_rng(0), groups=np.repeat(np.arange(3000), 2))
+    sizes = [len(rows) for rows in partition.clients]
+    assert sizes[2:] == [0, 0]
+    assert chisquare(sizes[:2]).pvalue > 0.001
+
+
+def test_min_samples_is_the_least_that_a_client_may_have():
+    labels = np.eye(4, dtype=np.int8)[np.arange(400) % 4]
+    least = [min(map(len, dirichlet_presence(labels, 4, 0.5, 0.5, s, min_samples=60).clients)) for s in range(30)]
+    assert min(least) == 60

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fednca.data import store
 from fednca.data.images import ImageError, read_resized
 from fednca.data.processes import cores
 from fednca.data.store import FEW, StoredImages, open_store, verify_store
@@ -243,3 +244,22 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(files, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunFailedError, match=r"^cannot write '.*file/cache/.*': Not a directory; "):
         open_store(files, SIZE, folder=tmp_path / "file" / "cache")
+
+
+def test_arrays_of_another_shape_are_another_store(cache):
+    pixels = np.arange(2 * 4 * 9 * 3, dtype=np.uint8)
+    one, other = (open_store(pixels.reshape(2, *side, 3), 4, folder=cache) for side in ((4, 9), (6, 6)))
+    assert one.folder != other.folder
+
+
+@pytest.mark.parametrize("place", [0, 150, -1])
+def test_a_change_in_any_block_is_found(cache, monkeypatch, place):
+    monkeypatch.setattr(store, "BLOCK", 100)
+    stored = open_store(np.random.default_rng(0).integers(0, 256, (9, 4, 4, 3), dtype=np.uint8), 4, folder=cache)
+    verify_store(stored.folder)
+    path = stored.folder / "shard-000.u8"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FedncaError, match="is damaged in shard-000"):
+        verify_store(stored.folder)

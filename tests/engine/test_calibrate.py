@@ -80,3 +80,28 @@ def test_between_equally_good_thresholds_the_one_nearest_to_one_half():
     p, y = torch.tensor([[0.1], [0.9]]), torch.tensor([[0], [1]])
     assert calibrate([(p, y)], bins=10) == [0.5]
     assert calibrate([(p / 4, y)], bins=1000) == [pytest.approx(0.224)]
+
+
+def thresholds(probabilities, labels, **settings):
+    config = CalibrateConfig(**settings)
+    pair = torch.tensor(probabilities, dtype=torch.float64)[:, None], torch.tensor(labels)[:, None]
+    return pick_thresholds(score_histograms(*pair, config), config).tolist()
+
+
+def test_a_bin_with_just_enough_images_is_sent():
+    config = CalibrateConfig(bins=2, min_count=2)
+    found = score_histograms(torch.tensor([[0.1], [0.1], [0.9]]), torch.tensor([[0], [0], [1]]), config)
+    assert found.sum() == 2
+
+
+def test_a_sensitivity_that_is_met_exactly_is_met():
+    assert 0.28 * 25 > 7  # by rounding
+    places = [(place + 0.5) / 25 for place in range(25)]
+    assert thresholds([*places, 0.01], [1] * 25 + [0], bins=25, goal="sensitivity", target=0.28) == [
+        pytest.approx(0.72)
+    ]
+
+
+def test_a_goal_that_no_threshold_reaches_gives_the_nearest_one():
+    assert thresholds([1.0, 0.0], [0, 1], bins=10, goal="specificity", target=1.0) == [pytest.approx(0.9)]
+    assert thresholds([1.0, 0.0], [0, 1], bins=10, goal="sensitivity", target=1.0) == [0.0]

@@ -202,3 +202,8 @@ def test_the_origin_of_the_texts_is_told():
 def test_heads_must_divide_the_channels():
     with pytest.raises(FedncaError, match="5 attention heads do not divide 64 channels"):
         FedLGT(FedLGTHyper(text="random", heads=5)).head(TASK)
+
+
+def test_dropout_is_the_one_that_is_set():
+    head = FedLGT(FedLGTHyper(text="random", dropout=0.3)).head(TASK)
+    assert {module.p for module in head.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}

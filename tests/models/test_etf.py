@@ -3,7 +3,8 @@ import torch
 from torch.testing import assert_close
 
 from fednca.errors import FedncaError
-from fednca.models.etf import simplex_etf
+from fednca.models.etf import orthonormal_rows, simplex_etf
+from fednca.randomness import numpy_rng
 
 
 @pytest.mark.parametrize("basis", ["random", "axes"])
@@ -40,3 +41,15 @@ def test_dtype_is_the_one_asked_for():
 def test_impossible_sizes_are_named(num_classes, dim):
     with pytest.raises(FedncaError, match=rf"{num_classes} classes.* {dim} dimensions"):
         simplex_etf(num_classes, dim)
+
+
+def test_the_sign_of_a_direction_does_not_depend_on_the_machine():
+    """By Gram and Schmidt a direction's product with the vector it is made of is positive; LAPACK has either sign."""
+    rows = orthonormal_rows(3, 4, 0, "etf", torch.float64)
+    drawn = torch.from_numpy(numpy_rng(0, "etf").standard_normal((4, 3)))
+    assert ((rows.T * drawn).sum(dim=0) > 0).all()
+
+
+def test_axes_need_a_dimension_for_each_class():
+    with pytest.raises(FedncaError, match="17 classes does not fit in 16 dimensions"):
+        simplex_etf(17, 16, basis="axes")

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fednca.models.etf import simplex_etf
+from fednca.models.cosine import SphereHead
+from fednca.models.etf import orthonormal_rows, simplex_etf
 from fednca.models.heads import Classifier, ETFHead, LADMHead, LinearHead, MLPHead
 from fednca.models.ladm import LADM
 
@@ -116,3 +117,17 @@ def test_classifier_feeds_the_map_to_the_head():
     x = torch.randn(B, 3, 8, 8)
     assert_close(model(x).logits, model.head(model.backbone(x)).logits)
     assert {name.split(".")[0] for name in model.state_dict()} == {"backbone", "head"}
+
+
+def test_the_released_baseline_has_1024_hidden_units():
+    assert next(MLPHead(512, 10).parameters()).shape == (1024, 512)
+
+
+def test_a_sphere_is_precise_whatever_autocast_says():
+    torch.manual_seed(0)
+    head, features = SphereHead(orthonormal_rows(5, 64, 0, "sphere"), 0.0), torch.randn(4, 64, 2, 2)
+    exact = head(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head(features)
+    assert_close(found.logits, exact.logits, rtol=0, atol=1e-6)
+    assert_close(found.features, exact.features, rtol=0, atol=1e-6)
