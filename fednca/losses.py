@@ -32,6 +32,7 @@ def bce_sum(logits: Tensor, y: Tensor) -> Tensor:
 def balanced_bce(logits: Tensor, y: Tensor) -> Tensor:
     """Half the mean of BCE over the positive pairs plus half its mean over the negative ones."""
     logits = _precise(logits)
+    _check_labels(y, logits.shape)
     terms = ((y == 1, F.softplus(-logits)), (y == 0, F.softplus(logits)))  # -log σ(a), -log(1 - σ(a))
     means = [(loss * chosen).sum() / chosen.sum().clamp(min=1) for chosen, loss in terms]
     return (means[0] + means[1]) / 2
@@ -40,6 +41,7 @@ def balanced_bce(logits: Tensor, y: Tensor) -> Tensor:
 def asymmetric(logits: Tensor, y: Tensor, gamma_neg: float = 4.0, gamma_pos: float = 0.0, clip: float = 0.05) -> Tensor:
     """Asymmetric loss (Ridnik et al., 2021), the mean over known pairs: easy negatives count less, the easiest not."""
     logits = _precise(logits)
+    _check_labels(y, logits.shape)
     p = logits.sigmoid()
     shifted = (p - clip).clamp(min=0)  # p_m
     log_not_p = F.logsigmoid(-logits)
@@ -75,6 +77,7 @@ def negative_rejection_released(A: Tensor, y: Tensor, scale: Tensor, bias: Tenso
     scale: (), bias: (C,), those of the affine logits; n is the number of positive pairs in the batch.
     """
     A = _precise(A)
+    _check_labels(y, A.shape[:2])
     confidence = (scale * A + bias).amax(dim=-1).sigmoid()
     hinge = F.relu(confidence - tau) * (y == 0)
     # n depends on the data: ranking all pairs keeps the shapes fixed, which topk(n) would not
@@ -91,6 +94,7 @@ def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, 
     with torch.autocast(features.device.type, enabled=False):
         features = _precise(features)
         cosine = F.normalize(features, dim=-1) @ F.normalize(prototypes.to(features.dtype), dim=-1).T
+    _check_labels(y, features.shape[:2])
     return (_own_prototype_loss(cosine / temperature) * (y == 1)).sum() / len(y)
 
 
@@ -133,6 +137,12 @@ def objective_released(
     return terms
 
 
+def _check_labels(y: Tensor, shape: torch.Size) -> None:
+    """Refuse labels that would be broadcast."""
+    if y.shape != shape:
+        raise FedncaError(f"labels of shape {tuple(y.shape)} are not of the scores' shape {tuple(shape)}")
+
+
 def _precise(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
@@ -150,5 +160,6 @@ def _own_prototype_loss(scores: Tensor) -> Tensor:
 
 def _mean_over_classes(values: Tensor, chosen: Tensor) -> Tensor:
     """Average (B, C) over each sample's chosen classes, then over samples; a sample without any counts as 0."""
+    _check_labels(chosen, values.shape)
     per_sample = (values * chosen).sum(dim=1) / chosen.sum(dim=1).clamp(min=1)
     return per_sample.mean()

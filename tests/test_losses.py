@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from fednca.errors import FedncaError
 from fednca.losses import (
     asymmetric,
+    balanced_bce,
     bce,
     bce_sum,
     negative_rejection,
@@ -285,3 +286,20 @@ def test_tau_reaches_the_negative_term(released, tau):
         assert objective_released(output, y, *affine, **weights)["neg"].item() == pytest.approx(sigmoid(0.2) - tau)
     else:
         assert objective(output, y, **weights)["neg"].item() == 0.0
+
+
+@pytest.mark.parametrize("cut", [(slice(None), slice(1)), (slice(1), slice(None)), (0,)])
+def test_labels_of_another_shape_are_refused_and_not_broadcast(cut):
+    A = torch.randn(4, 3, 3)
+    y = torch.ones(4, 3)[cut]
+    calls = {
+        "balanced": lambda: balanced_bce(A[:, 0], y),
+        "asymmetric": lambda: asymmetric(A[:, 0], y),
+        "negative": lambda: negative_rejection(A, y),
+        "positive": lambda: positive_contrast(A, y),
+        "negative, released": lambda: negative_rejection_released(A, y, torch.tensor(1.0), torch.zeros(3)),
+        "positive, released": lambda: positive_contrast_released(A, y, torch.eye(3)),
+    }
+    for call in calls.values():
+        with pytest.raises(FedncaError, match=r"labels of shape .* are not of the scores' shape \(4, 3\)"):
+            call()

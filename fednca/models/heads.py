@@ -64,7 +64,7 @@ class _PrototypeHead(nn.Module):
     def __init__(self, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
         super().__init__()
         if trainable:
-            self.prototypes = nn.Parameter(prototypes.clone())
+            self.prototypes = nn.Parameter(prototypes.clone(memory_format=torch.contiguous_format))
         else:
             self.register_buffer("prototypes", prototypes.clone(), persistent=False)
         self.scale = nn.Parameter(torch.tensor(10.0)) if affine else None

@@ -46,7 +46,7 @@ class LADM(nn.Module):
         self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
         self.position = position
         if learnable_queries:
-            self.queries = nn.Parameter(queries.clone())
+            self.queries = nn.Parameter(queries.clone(memory_format=torch.contiguous_format))
         else:
             self.register_buffer("queries", queries.clone(), persistent=False)
         self._tables: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}

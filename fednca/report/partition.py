@@ -37,7 +37,7 @@ def partition_report(federation: Federation, settings: Mapping[str, object] | No
     partition = train.partition
     counts = train_counts(federation)
     seen = [train.client(k)[1] for k in range(len(counts))]
-    splits = {"train": dataset.train, "val": val.split, "test": dataset.test}
+    unreadable = {"train": dataset.train, "val": dataset.val, "test": dataset.test}
     return {
         "dataset": dataset.name,
         "classes": list(dataset.classes),
@@ -46,7 +46,7 @@ def partition_report(federation: Federation, settings: Mapping[str, object] | No
         "clients": [_client(federation, k, counts[k]) for k in range(len(counts))],
         "left_out": {reason: len(rows) for reason, rows in partition.left_out.items()},
         "val_left_out": {reason: len(rows) for reason, rows in val.partition.left_out.items()},
-        "unreadable": {part: len(split.unreadable) for part, split in splits.items()},
+        "unreadable": {part: 0 if split is None else len(split.unreadable) for part, split in unreadable.items()},
         "positives": {
             "train": _by_class(federation, positives(train.everything()[1])),
             "test": _by_class(federation, positives(dataset.test.labels)),

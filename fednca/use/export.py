@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,7 @@ def example(model: TrainedModel) -> Tensor:
 
 def build_onnx(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
     """Return an ONNX file for batches of any size, and what onnxruntime makes of it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported
     onnx, onnxruntime, _ = (needed(name, "export") for name in ("onnx", "onnxruntime", "onnxscript"))
     images = example(model)
     with torch.no_grad():

@@ -217,14 +217,15 @@ def stay_at_home(host: str, folder: str) -> None:
 
 
 def end_orderly(number: int, frame: object) -> None:
-    """Leave by an exception when a service manager stops the process, so that uploaded images are removed."""
+    """Leave by an exception when a service manager stops the process, or its terminal closes: uploads are removed."""
     raise SystemExit(128 + number)
 
 
 def serve(model: TrainedModel, host: str, port: int, max_mb: float, announce: Callable[[str], None]) -> None:
     """Show the page until the process is stopped; `announce` hears its address."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end_orderly)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, end_orderly)
     with TemporaryDirectory(prefix="fednca-") as folder:
         stay_at_home(host, folder)
         gr = needed("gradio", "serve")

@@ -131,3 +131,10 @@ def test_a_sphere_is_precise_whatever_autocast_says():
         found = head(features)
     assert_close(found.logits, exact.logits, rtol=0, atol=1e-6)
     assert_close(found.features, exact.features, rtol=0, atol=1e-6)
+
+
+def test_what_is_trained_of_an_etf_can_be_saved_as_it_lies():
+    etf = simplex_etf(C, D)
+    heads = ETFHead(etf, trainable=True), LADMHead(LADM(D, etf, learnable_queries=True), etf)
+    assert all(tensor.is_contiguous() for head in heads for tensor in head.state_dict().values())
+    assert heads[0].state_dict()["prototypes"].shape == (C, D)

@@ -124,6 +124,13 @@ def test_the_rarest_of_many_classes_are_one_segment():
     assert group_tail(counts, list("abcde"), 5)[1] == list("abcde")
 
 
+def test_an_image_that_cannot_be_read_counts_once_where_validation_is_held_out():
+    broken = replace(make_split(0, 300, 4), unreadable=((3, "a.png", "cut short"),))
+    dataset = Dataset("toy", tuple("abcd"), broken, None, make_split(1, 40, 4))
+    federation = build_federation(dataset, clients=3, beta=1.0, gamma=0.75, seed=0, min_samples=5)
+    assert partition_report(federation)["unreadable"] == {"train": 1, "val": 0, "test": 0}
+
+
 def test_clients_are_named_after_their_sites():
     sites = ("north", "south")
     assert client_names(make_federation(sites=sites, kind="natural")) == ["north", "south"]

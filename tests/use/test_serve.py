@@ -123,16 +123,17 @@ def test_which_addresses_are_this_machines_own(host, own):
     assert is_loopback(host) is own
 
 
-def test_a_stopped_service_leaves_no_images_behind(run, tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_service_leaves_no_images_behind(run, tmp_path, stop):
     code = "import sys; from fednca.cli import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", code, "serve", str(run.folder), "--port", str(free_port())]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
     try:
         assert "http" in process.stdout.readline()
         assert list(tmp_path.glob("fednca-*/*"))  # the examples' images
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(stop)
         process.communicate(timeout=300)
-        assert process.returncode == 128 + signal.SIGTERM
+        assert process.returncode == 128 + stop
         assert not list(tmp_path.glob("fednca-*"))
     finally:
         process.kill()
