@@ -35,6 +35,7 @@ from fednca.setup import (
     build_job,
     build_model,
     cpu_threads,
+    data_notes,
     data_options,
     data_root,
     federate,
@@ -217,8 +218,8 @@ def _go_on(
         for callback in callbacks:
             callback.on_start(run, federation, state.round)
             started.append(callback)
-            if job.engine.note:
-                callback.on_note(job.engine.note)
+            for note in filter(None, [*data_notes(run.config, federation), job.engine.note]):
+                callback.on_note(note)
         # History first, then checkpoints: `resume` cuts history back to `last`, which mends a kill in between.
         with Writer() as writer:
             done, kept, best = state, state.round, None

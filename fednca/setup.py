@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fednca.config import Config, validate
-from fednca.data.federation import Federation, build_federation
+from fednca.data.federation import Federation, build_federation, without_validation
 from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
 from fednca.data.store import StoredImages, open_store, verify_store
@@ -30,6 +30,7 @@ from fednca.options import Options
 from fednca.randomness import seeded
 
 DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+MOST_NAMED = 5  # sites in a sentence
 
 
 def data_options(config: Config) -> Options:
@@ -86,8 +87,18 @@ def federate(config: Config, progress: Progress | None = None) -> Federation:
     sizes = {"validation": len(federation.val.union()[0]), "test": len(federation.dataset.test)}
     for part, size in sizes.items():
         if not size:
-            raise FedncaError(f"{federation.dataset.name} has no {part} images with these settings; give it some")
+            way_out = "give it some by its options or its table"
+            raise FedncaError(f"{federation.dataset.name} has no {part} images with these settings; {way_out}")
     return federation
+
+
+def data_notes(config: Config, federation: Federation) -> list[str]:
+    """Say what a user may not expect of the clients' images, a sentence each."""
+    names = without_validation(federation) if config.partition.kind == "natural" else []
+    if not names:
+        return []
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return [f"sites without validation images, which train on all they have: {', '.join(names[:MOST_NAMED])}{more}"]
 
 
 def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pretrained: str) -> nn.Module:
