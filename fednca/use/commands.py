@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,7 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
         raise FedncaError(f"--confidence {arguments.confidence:g} is not between 0 and 1")
     from fednca.use.bootstrap import Resampling
     from fednca.use.evaluate import Reading, evaluate, read_labelled, trained_by
-    from fednca.use.tables import classes_table, means_table
+    from fednca.use.tables import classes_table, fit, means_table
 
     model = open_model(arguments)
     names = ("table", "label_column", "separator", "group_column", "split", "by", "ignore_extra")
@@ -154,7 +155,8 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
         return
     unit = "images" if facts["groups"] is None else f"{facts['groups']} groups"
     title = f"{model.run.title} on {arguments.data}: percent with {how.confidence:.0%} intervals, {unit} resampled"
-    console.print(means_table(title, {"all": facts, **facts.get("by", {})}), classes_table(facts["classes"]))
+    means = partial(means_table, title, {"all": facts, **facts.get("by", {})})
+    console.print(fit(means, console), fit(partial(classes_table, facts["classes"]), console))
 
 
 def warn_of_training_data(model: "TrainedModel", arguments: Namespace) -> None:
