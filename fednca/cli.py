@@ -219,7 +219,7 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
     """Fetch what may be fetched, then decode and check the images of every split."""
     from fednca.data.sources import get_source
     from fednca.progress import watching
-    from fednca.setup import data_root, load_dataset
+    from fednca.setup import data_root, load_dataset, unreadable_note
 
     name = overrides["data.name"]
     presets = (preset for preset in map(load_config, preset_names()) if preset.data.name == name)
@@ -229,6 +229,8 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
         if source.missing(root):
             source.prepare(root, view.on_prepare)
         dataset = load_dataset(config, view.on_prepare, verify=True)
+    if note := unreadable_note(dataset):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
     console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False, markup=False)
 

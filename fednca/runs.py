@@ -35,12 +35,13 @@ from fednca.setup import (
     build_job,
     build_model,
     cpu_threads,
-    data_notes,
     data_options,
     data_root,
     federate,
     load_dataset,
     pick_device,
+    sites_note,
+    unreadable_note,
 )
 
 
@@ -209,6 +210,7 @@ def _go_on(
     """Run the rounds that are left, keeping history and checkpoints, and write the results."""
     job = build_job(run.config, run.method, federation, model, device)
     started: list[Callback] = []
+    unreadable = unreadable_note(federation.dataset, "the run's environment.json")
 
     def on_client(number: int, result: Result) -> None:
         for callback in callbacks:
@@ -218,7 +220,7 @@ def _go_on(
         for callback in callbacks:
             callback.on_start(run, federation, state.round)
             started.append(callback)
-            for note in filter(None, [*data_notes(run.config, federation), job.engine.note]):
+            for note in filter(None, [unreadable, sites_note(run.config, federation), job.engine.note]):
                 callback.on_note(note)
         # History first, then checkpoints: `resume` cuts history back to `last`, which mends a kill in between.
         with Writer() as writer:

@@ -1,6 +1,7 @@
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -278,8 +279,24 @@ def test_data_is_prepared_as_a_run_would_read_it(capsys, tmp_path):
     assert main(words) == 2
     assert "8.png' is not an image of a known kind" in capsys.readouterr().err
     assert main([*words, "--on-corrupt", "skip"]) == 0
-    assert capsys.readouterr().out.endswith("folder is ready: 7 train, 1 test, 2 classes\n")
+    *_, note, ready = capsys.readouterr().out.splitlines()
+    assert note.startswith("images left out because they cannot be read: 1, listed in '")
+    assert str(tmp_path / "8.png") in Path(note.split("'")[1]).read_text()
+    assert ready == "folder is ready: 7 train, 1 test, 2 classes"
     assert len(list((tmp_path / "c").iterdir())) == 2  # a store for each split
+
+
+def test_a_run_says_how_many_images_it_leaves_out(capsys, tmp_path):
+    for number in range(12):
+        Image.fromarray(np.full((16, 16, 3), 20 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "8.png").write_text("garbage")
+    lines = [f"{number}.png,{number % 2},{number % 3 % 2}" for number in range(12)]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,cat,dog", *lines]))
+    words = ["run", "demo", "--dataset", "folder", "--root", str(tmp_path), "--cache", str(tmp_path / "c")]
+    small = "--on-corrupt skip --image-size 16 --rounds 1 --clients 1 --gamma 1 --min-samples 1 --device cpu"
+    assert main([*words, *small.split(), "--engine", "eager", "--out", str(tmp_path / "run")]) == 0
+    assert "cannot be read: 1, listed in the run's environment.json\n" in capsys.readouterr().out
+    assert Run(tmp_path / "run").environment["unreadable"][0][1] == str(tmp_path / "8.png")
 
 
 def test_data_is_prepared_at_the_size_of_its_preset(capsys, tmp_path):
