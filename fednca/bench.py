@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from fednca.config import Config, build_config, leaves, load_config
 from fednca.errors import FedncaError
-from fednca.files import write_atomic
+from fednca.files import named_in_utf8, write_atomic
 from fednca.methods import create_method
 from fednca.rows import Row, parse_row, parse_rows
 from fednca.runfiles import read_json
@@ -134,7 +134,7 @@ def check_method(preset: str, config: Config) -> None:
 
 def check_folder(bench: Bench) -> None:
     """Refuse a folder that holds something else, or a bench of another setting."""
-    folder, row, seed = bench.folder, bench.rows[0], bench.seeds[0]
+    folder, row, seed = named_in_utf8(bench.folder), bench.rows[0], bench.seeds[0]
     if (folder / "bench.json").exists():
         check_same(folder, Bench.read(folder).cell(row, seed).config, bench.cell(row, seed).config)
     elif folder.is_dir() and any(path.name not in {".lock", "bench.json.partial"} for path in folder.iterdir()):

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fednca.errors import FedncaError, unknown_name
+from fednca.files import is_utf8
 from fednca.options import Options
 
 PRESETS = Path(__file__).parent / "presets"
@@ -219,6 +220,8 @@ def leaves(model: type[Options] = Config, prefix: str = "") -> Iterator[tuple[st
 
 def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
     """Turn a flag's text into the field's type; lists are written with commas."""
+    if not is_utf8(text):
+        raise FedncaError(f"setting '{path}' is '{text}', which is not UTF-8; rename what it names")
     optional = type(None) in get_args(field.annotation)
     if optional and text.lower() in {"none", "null"}:
         return None
@@ -253,6 +256,8 @@ def validate(model: type[AnyOptions], values: Mapping[str, Any], where: str = ""
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
+        if problem["type"] == "json_invalid":
+            raise FedncaError(f"{where or 'a setting'} has text that is not UTF-8; rename what it names") from None
         path = ".".join([where, *map(str, problem["loc"])]).strip(".")
         if problem["type"] == "extra_forbidden":
             known: type[Options] = model

@@ -17,7 +17,7 @@ from fednca.engine.checkpoint import State, keep_checkpoint, load_checkpoint, lo
 from fednca.engine.eager import Result
 from fednca.engine.loop import Job, Record, close, run_rounds
 from fednca.errors import FedncaError, RunFailedError
-from fednca.files import Writer, append_line, explain_write, resuming, write_atomic
+from fednca.files import Writer, append_line, explain_write, is_utf8, named_in_utf8, resuming, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
 from fednca.options import Options
@@ -53,7 +53,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         """Open an existing run folder."""
-        self.folder = Path(folder)
+        self.folder = named_in_utf8(folder)
         if not (self.folder / "config.toml").is_file():
             raise FedncaError(f"'{folder}' is not a run folder: it has no config.toml")
         self.config: Config = build_config(read_toml(self.folder / "config.toml"))
@@ -107,7 +107,9 @@ class Run:
         there = {"data.root": begun_in / data_root(self.config)}
         if self.config.data.cache:
             there["data.cache"] = begun_in / self.config.data.cache
-        return self.config.replace({path: str(folder) for path, folder in there.items() if folder.exists()})
+        # No config can hold a folder not named in UTF-8; relative to where the run began it is found all the same.
+        told = {path: str(folder) for path, folder in there.items() if folder.exists() and is_utf8(str(folder))}
+        return self.config.replace(told)
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from PIL import Image
 
 import fednca
 from fednca.cli import free_folder, main
+from fednca.errors import FedncaError
 from fednca.runs import Run, train
 
 
@@ -216,6 +218,27 @@ def test_a_folder_that_cannot_be_written(config, told, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot create" in told("run", config, "--out", tmp_path / "file" / "run")
     assert "exists already; choose another --out" in told("run", config, "--out", tmp_path / "file")
+
+
+def test_what_is_not_named_in_utf8_is_refused_in_one_sentence(config, told, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff")
+    Path(odd).mkdir()
+    (Path(odd) / "config.toml").write_text(Path(config).read_text())
+    for words in (["report", odd], ["resume", odd], ["run", config, "--out", odd], ["bench", config, "--out", odd]):
+        assert "run-?' is not named in UTF-8; rename the folder, or choose another" in told(*words)
+    for flag in ("--root", "--pretrained"):
+        assert "run-?', which is not UTF-8; rename what it names" in told("run", config, flag, odd)
+    with pytest.raises(FedncaError, match="a setting has text that is not UTF-8"):
+        tiny(data__root=odd)
+
+
+def test_a_run_works_in_a_folder_that_is_not_named_in_utf8(config, tmp_path, monkeypatch):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/work-\xff")
+    (Path(odd) / "data/digits").mkdir(parents=True)  # where the data would be, if they were files
+    monkeypatch.chdir(odd)
+    assert main(["run", config, "--rounds", "1", "--out", "run"]) == 0
+    assert main(["resume", "run"]) == 0
+    assert main(["export", "run", "--to", "safetensors", "--out", os.fsdecode(b"model-\xff.safetensors")]) == 0
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(config, tmp_path):
