@@ -241,6 +241,44 @@ def test_a_run_works_in_a_folder_that_is_not_named_in_utf8(config, tmp_path, mon
     assert main(["export", "run", "--to", "safetensors", "--out", os.fsdecode(b"model-\xff.safetensors")]) == 0
 
 
+@pytest.mark.parametrize(
+    ("pipe", "sentence"),
+    [
+        ("| head -n 1", "standard output is read no longer"),
+        ("> /dev/full", "cannot write to standard output: No space left on device"),
+    ],
+)
+def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_path, pipe, sentence):
+    def told(*words):
+        command = shlex.join([sys.executable, "-c", "from fednca.cli import main; raise SystemExit(main())", *words])
+        return subprocess.run(["sh", "-c", f"{command} {pipe}"], capture_output=True, text=True, check=False).stderr
+
+    folder, bench = str(tmp_path / "run"), str(tmp_path / "bench")
+    words = ["--rounds", "20", "--out"]  # longer than it takes `head` to read a line
+    assert told("run", config, *words, folder) == f"fednca: {sentence}; go on with `fednca resume {folder}`\n"
+    assert 0 < len(Run(folder).history) < 20
+    methods = ["--methods", "fedavg", "--seeds", "2"]
+    assert told("bench", config, *methods, *words, bench) == f"fednca: {sentence}; the same command goes on\n"
+
+
+@pytest.mark.parametrize(
+    ("pipe", "code", "sentence"),
+    [
+        ("| true", 1, ""),
+        ("> /dev/full", 2, "fednca: cannot write to standard output: No space left on device\n"),
+        (">&-", 0, ""),
+    ],
+)
+def test_a_command_ends_well_without_standard_output(pipe, code, sentence):
+    wait = "time.sleep(0.2 * ('true' in sys.argv.pop()))"  # until the pipe is closed
+    run = f"import sys, time; {wait}; from fednca.cli import main; sys.exit(main())"
+    command = shlex.join([sys.executable, "-c", run, "--version", pipe])
+    found = subprocess.run(
+        ["sh", "-c", f"({command}; echo $? >&2) {pipe}"], capture_output=True, text=True, check=False
+    )
+    assert found.stderr == f"{sentence}{code}\n"
+
+
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(config, tmp_path):
     folder = tmp_path / "run"
     limited = (
