@@ -20,6 +20,8 @@ from fednca.errors import FedncaError, RunFailedError
 from fednca.files import Writer, append_line, explain_write, is_utf8, named_in_utf8, resuming, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
+from fednca.models.text import keep_table
+from fednca.models.tokens import LabelTransformerHead
 from fednca.options import Options
 from fednca.runfiles import (
     create_folder,
@@ -43,6 +45,8 @@ from fednca.setup import (
     sites_note,
     unreadable_note,
 )
+
+TEXTS = "texts.npz"  # what a model with frozen texts takes from elsewhere
 
 
 class Run:
@@ -88,8 +92,10 @@ class Run:
 
     @cached_property
     def method(self) -> Method:
-        """The method with the run's hyper-parameters."""
-        return create_method(self.config)
+        """The method with the run's hyper-parameters and the text table that the run keeps, if it does."""
+        method = create_method(self.config)
+        method.learner.kept_texts = self.folder / TEXTS
+        return method
 
     @cached_property
     def federation(self) -> Federation:
@@ -194,6 +200,9 @@ def _begin(
     facts["begun_in"] = str(Path.cwd())  # what relative paths of the config are meant from
     facts["unreadable"] = [each for split in federation.dataset.splits() for each in split.unreadable]
     write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
+    head = model.get_submodule("head")
+    if isinstance(head, LabelTransformerHead):
+        keep_table(run.folder / TEXTS, federation.dataset.classes, head.texts)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
     state = State(0, Server(weights, run.method.start_server(trainable)))
