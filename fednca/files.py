@@ -45,7 +45,7 @@ def explain_write(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunFailedError(f"cannot write '{path}': {reason}; what was finished before is kept") from error
+        raise RunFailedError(f"cannot write '{path}': {reason}; make that possible, or choose another place") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:

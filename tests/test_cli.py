@@ -104,7 +104,11 @@ def told(capsys):
         ("bench demo --methods fedavg,fedprox:mu=1", "put spaces between methods that have options"),
         ("bench demo --seed 1", "setting 'seed' is not the same for all runs of a bench; use --seeds"),
         ("bench demo --method fedavg", "'method.name' is not the same for all runs of a bench; use --methods"),
-        ("bench demo --method.tau 0.5", "is not the same for all runs of a bench; use --methods NAME:option=value"),
+        (
+            "bench demo --method.tau 0.5",
+            "'method.tau' is not the same for all runs of a bench; use --methods NAME:tau=0.5",
+        ),
+        ("bench demo --learner fedavg --learner.head mlp", "'method.learner' is not the same for all runs of a bench"),
         ("bench demo --at-once 0", "argument --at-once: give a whole number from 1 on, not '0'"),
         ("bench demo --device cuda:99", "device 'cuda:99' is not there"),
         ("bench demo --rounds 0", "'train.rounds' should be greater than or equal to 1"),
