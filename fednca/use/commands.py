@@ -225,11 +225,11 @@ def check_address(host: str, port: int) -> None:
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        host.encode("idna")  # what is no name of a host would leave a socket open
         socket.create_server((host.strip("[]"), port), family=family).close()
-    except OSError as error:
-        raise FedncaError(
-            f"port {port} of {host} cannot be used ({error.strerror}); choose another --port or --host"
-        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FedncaError(f"port {port} of {host} cannot be used ({reason}); choose another --port or --host") from None
 
 
 def make_folder(folder: Path) -> Path:
