@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fednca.errors import FedncaError
     from fednca.runs import Run, resume, train
 
+    __version__: str
+
 __all__ = ["Callback", "Config", "FedncaError", "Run", "load_config", "resume", "train"]
 
 _HOMES = {
@@ -27,10 +29,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:  # torch is imported when it is first needed
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fednca")
     if name not in _HOMES:
         raise AttributeError(f"module 'fednca' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:  # so that a notebook completes the names
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

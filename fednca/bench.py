@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from fednca.config import Config, build_config, leaves, load_config
 from fednca.errors import FedncaError
-from fednca.files import write_atomic
+from fednca.files import named_in_utf8, write_atomic
 from fednca.methods import create_method
-from fednca.rows import Row, parse_row, parse_rows
+from fednca.rows import Row, parse_row, parse_rows, show
 from fednca.runfiles import read_json
 from fednca.runs import Run
 from fednca.setup import data_options
@@ -105,7 +105,8 @@ def plan_bench(
     """Check what is asked for, by itself and against what the folder holds already."""
     for path, instead in OWN_SETTINGS.items():
         if path in overrides:
-            raise FedncaError(f"setting '{path}' is not the same for all runs of a bench; use {instead}")
+            setting, way_out = as_given(path, overrides[path], instead)
+            raise FedncaError(f"setting '{setting}' is not the same for all runs of a bench; use {way_out}")
     config = load_config(preset, overrides)
     check_method(preset, config)
     bench = Bench(Path(folder), preset, overrides, config, parse_rows(methods), list(dict.fromkeys(seeds)))
@@ -117,6 +118,19 @@ def plan_bench(
         if cell.begun:
             check_same(cell.folder, Run(cell.folder).config, cell.config)
     return bench
+
+
+def as_given(path: str, value: Any, instead: str) -> tuple[str, str]:  # noqa: ANN401
+    """Return a setting and what takes its place as one writes them: of options, the first one by name and value.
+
+    >>> as_given("method.options", {"head": "etf"}, OWN_SETTINGS["method.options"])
+    ('method.head', '--methods NAME:head=etf')
+    """
+    if not isinstance(value, Mapping) or not value:
+        return path, instead
+    name = next(iter(value))
+    owner = "learner" if path == "method.learner_options" else "method"
+    return f"{owner}.{name}", instead.replace("option=value", f"{name}={show(value[name])}")
 
 
 def check_method(preset: str, config: Config) -> None:
@@ -134,7 +148,7 @@ def check_method(preset: str, config: Config) -> None:
 
 def check_folder(bench: Bench) -> None:
     """Refuse a folder that holds something else, or a bench of another setting."""
-    folder, row, seed = bench.folder, bench.rows[0], bench.seeds[0]
+    folder, row, seed = named_in_utf8(bench.folder), bench.rows[0], bench.seeds[0]
     if (folder / "bench.json").exists():
         check_same(folder, Bench.read(folder).cell(row, seed).config, bench.cell(row, seed).config)
     elif folder.is_dir() and any(path.name not in {".lock", "bench.json.partial"} for path in folder.iterdir()):

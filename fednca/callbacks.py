@@ -18,7 +18,7 @@ class Callback:
         """Hear of the federation before the first round (`rounds_done` > 0 after a resume)."""
 
     def on_note(self, text: str) -> None:
-        """Hear how the run is executed, in one sentence, before the first round."""
+        """Hear, in a sentence, how the run is executed or what its data lack, before the first round."""
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
         """Hear of a client's local update in round `number`."""

@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from fednca.config import Config, leaves, load_config, preset_names, source_name
 from fednca.errors import FedncaError, unknown_name
@@ -24,6 +25,7 @@ from fednca.flags import (
 )
 from fednca.flower import commands as flower_commands
 from fednca.loggers import LOGGERS, create_logger
+from fednca.output import Output, OutputError
 from fednca.report import commands as report_commands
 from fednca.use.commands import add_commands
 
@@ -45,8 +47,10 @@ class IncompleteError(FedncaError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 2 after a mistake that is explained, 130 after Ctrl-C.
 
-    1 is a bench of which some runs failed.
+    1 is a bench of which some runs failed, or a pipe that is read no longer, as `fednca methods | head` does.
     """
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the sign for it still gets the rest
@@ -58,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"fednca: stopped{stop}\n")
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain when it ends
+        return 1
     except (OSError, MemoryError) as error:  # what no other place could explain better
         sys.stderr.write(f"fednca: {str(error) or 'not enough memory'}\n")
         return 2
@@ -71,7 +78,7 @@ def run_command(argv: list[str]) -> None:
         raise unknown_name("command", argv[0], commands, "fednca --help")
     arguments, rest = parser.parse_known_args([with_dashes(word) for word in argv])
     if arguments.version:
-        sys.stdout.write(f"fednca {version('fednca')}\n")
+        Output(sys.stdout).write(f"fednca {version('fednca')}\n")
         return
     if "command" not in arguments:
         if rest:
@@ -87,7 +94,7 @@ def run_command(argv: list[str]) -> None:
         overrides = {}
     from rich.console import Console
 
-    arguments.command(arguments, overrides, Console())
+    arguments.command(arguments, overrides, Console(file=cast(IO[str], Output(sys.stdout))))
 
 
 def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
@@ -204,7 +211,10 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
     folder = Path(arguments.out or Path("runs") / "bench" / source_name(arguments.preset))
     bench = plan_bench(arguments.preset, overrides, arguments.methods, parse_seeds(arguments.seeds), folder)
     cells = bench.cells()
-    outcome = train_bench(bench, view_for(console, cells), arguments.at_once)
+    try:
+        outcome = train_bench(bench, view_for(console, cells), arguments.at_once)
+    except (OutputError, SystemExit) as error:
+        raise FedncaError(f"{lost_output(error)}; the same command goes on") from None
     if outcome.stopped:
         done = sum(cell.finished for cell in cells)
         raise KeyboardInterrupt(f"; {done} of {len(cells)} runs are done, and the same command goes on")
@@ -219,7 +229,7 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
     """Fetch what may be fetched, then decode and check the images of every split."""
     from fednca.data.sources import get_source
     from fednca.progress import watching
-    from fednca.setup import data_root, load_dataset
+    from fednca.setup import data_root, load_dataset, unreadable_note
 
     name = overrides["data.name"]
     presets = (preset for preset in map(load_config, preset_names()) if preset.data.name == name)
@@ -229,6 +239,8 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
         if source.missing(root):
             source.prepare(root, view.on_prepare)
         dataset = load_dataset(config, view.on_prepare, verify=True)
+    if note := unreadable_note(dataset):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
     console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False, markup=False)
 
@@ -267,15 +279,22 @@ def free_folder(folder: Path) -> Path:
 
 @contextmanager
 def tell_how_to_resume(folder: Path) -> Iterator[None]:
-    """Let Ctrl-C and a full GPU say how to go on."""
+    """Let Ctrl-C, a full GPU and an output that takes nothing more say how to go on."""
     from torch import OutOfMemoryError
 
     try:
         yield
-    except (KeyboardInterrupt, OutOfMemoryError) as error:
+    except (KeyboardInterrupt, OutOfMemoryError, OutputError, SystemExit) as error:
         begun = (folder / "config.toml").exists()
         way_on = f"; go on with {resuming(folder)}" if begun else ""
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(way_on) from None
+        if not isinstance(error, OutOfMemoryError):
+            raise FedncaError(f"{lost_output(error)}{way_on}") from None
         way_out = "free some of it, or use a smaller batch_size or image_size"
         raise FedncaError(f"the GPU's memory is full; {way_out}{way_on}") from None
+
+
+def lost_output(error: OutputError | SystemExit) -> str:
+    """Say why standard output takes nothing more; rich exits where a pipe is read no longer."""
+    return "standard output is read no longer" if isinstance(error, SystemExit) else str(error)

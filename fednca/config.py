@@ -5,12 +5,13 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fednca.errors import FedncaError, unknown_name
+from fednca.files import is_utf8
 from fednca.options import Options
 
 PRESETS = Path(__file__).parent / "presets"
@@ -218,20 +219,36 @@ def leaves(model: type[Options] = Config, prefix: str = "") -> Iterator[tuple[st
 
 
 def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
-    """Turn a flag's text into the field's type; lists are written with commas."""
+    """Turn a flag's text into the field's type; lists are written with commas, or as JSON."""
+    if not is_utf8(text):
+        raise FedncaError(f"setting '{path}' is '{text}', which is not UTF-8; rename what it names")
     optional = type(None) in get_args(field.annotation)
     if optional and text.lower() in {"none", "null"}:
         return None
     adapter: TypeAdapter[Any] = TypeAdapter(field.annotation)  # type: ignore[arg-type]
-    is_list = any(getattr(kind, "__origin__", kind) in (tuple, list) for kind in get_args(field.annotation))
+    listed = next((kind for kind in get_args(field.annotation) if get_origin(kind) in (tuple, list)), None)
     try:
-        return adapter.validate_python([part.strip() for part in text.split(",")] if is_list else text)
+        return adapter.validate_python(text if listed is None else split_list(text))
     except ValidationError as error:
-        if is_list:
-            raise FedncaError(
-                f"setting '{path}' should be values of its kind with commas between, not {text!r}"
-            ) from None
-        raise FedncaError(describe(error, path, text)) from None
+        if listed is None:
+            raise FedncaError(describe(error, path, text)) from None
+        if error.errors()[0]["type"] in {"missing", "too_long"}:
+            wanted = len(get_args(listed))
+            raise FedncaError(f"setting '{path}' should be {wanted} values with commas between, not {text!r}") from None
+        raise FedncaError(describe(error, path)) from None
+
+
+def split_list(text: str) -> list[Any]:
+    """Split a list at its commas, or read it as JSON, whose quotes may hold commas.
+
+    >>> split_list("cat, dog"), split_list('["cat", "dog, sitting"]')
+    (['cat', 'dog'], ['cat', 'dog, sitting'])
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) else [part.strip() for part in text.split(",")]
 
 
 def describe(error: ValidationError, path: str = "", value: object = None) -> str:
@@ -253,6 +270,8 @@ def validate(model: type[AnyOptions], values: Mapping[str, Any], where: str = ""
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
+        if problem["type"] == "json_invalid":
+            raise FedncaError(f"{where or 'a setting'} has text that is not UTF-8; rename what it names") from None
         path = ".".join([where, *map(str, problem["loc"])]).strip(".")
         if problem["type"] == "extra_forbidden":
             known: type[Options] = model

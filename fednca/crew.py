@@ -171,7 +171,7 @@ class Watch(Callback):
         self.tell(self.crew.view.begin, self.cell, rounds_done)
 
     def on_note(self, text: str) -> None:
-        """Tell how the run is executed."""
+        """Tell what is to be known of the run."""
         self.tell(self.crew.view.note, text)
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:

@@ -8,13 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from fednca.errors import RunFailedError
+from fednca.errors import FedncaError, RunFailedError
 
 
 def cache_folder() -> Path:
     """Return where what can be made again is kept for the user."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "fednca"
+
+
+def named_in_utf8(path: str | Path) -> Path:
+    """Return the path of a folder, and refuse one whose bytes are no UTF-8: no checkpoint in it could be opened."""
+    if not is_utf8(str(path)):
+        raise FedncaError(f"'{path}' is not named in UTF-8; rename the folder, or choose another")
+    return Path(path)
+
+
+def is_utf8(text: str) -> bool:
+    """Tell whether a text has no bytes of a file's name that are no UTF-8."""
+    return text == text.encode(errors="replace").decode()
 
 
 def resuming(folder: Path) -> str:
@@ -33,7 +45,7 @@ def explain_write(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunFailedError(f"cannot write '{path}': {reason}; what was finished before is kept") from error
+        raise RunFailedError(f"cannot write '{path}': {reason}; make that possible, or choose another place") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:

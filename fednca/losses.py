@@ -1,8 +1,9 @@
 """The paper's equations and their released counterparts, as pure functions of tensors.
 
 Shapes: logits (B, C); similarity A (B, C, C) with A[c, r] = h_c·m_r; labels y (B, C) multi-hot, where -1 marks an
-unknown label, which is neither positive nor negative. Everything is computed in float32 at least, whatever autocast
-says, and without control flow on data, so that a CUDA graph can capture it.
+unknown label, which is neither positive nor negative; a batch without any known label, an empty one too, has loss 0.
+Everything is computed in float32 at least, whatever autocast says, and without control flow on data, so that a CUDA
+graph can capture it.
 """
 
 import math
@@ -26,7 +27,7 @@ def bce_sum(logits: Tensor, y: Tensor) -> Tensor:
     logits = _precise(logits)
     target = y.clamp(min=0).to(logits.dtype)
     known = (y >= 0).to(logits.dtype)
-    return F.binary_cross_entropy_with_logits(logits, target, weight=known, reduction="sum") / len(y)
+    return F.binary_cross_entropy_with_logits(logits, target, weight=known, reduction="sum") / max(1, len(y))
 
 
 def balanced_bce(logits: Tensor, y: Tensor) -> Tensor:
@@ -57,6 +58,8 @@ CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "balanced
 
 def negative_rejection(A: Tensor, y: Tensor, tau: float = 0.3) -> Tensor:
     """Push the features of absent classes away from every foreign prototype they resemble (eq. 12)."""
+    if not 0 < tau < 1:
+        raise FedncaError(f"tau is {tau}, which is no probability to be surer than; give a number between 0 and 1")
     A = _precise(A)
     num_classes = A.shape[-1]
     foreign = ~torch.eye(num_classes, dtype=torch.bool, device=A.device)
@@ -83,7 +86,7 @@ def negative_rejection_released(A: Tensor, y: Tensor, scale: Tensor, bias: Tenso
     # n depends on the data: ranking all pairs keeps the shapes fixed, which topk(n) would not
     hardest = hinge.flatten().sort(descending=True).values
     kept = torch.arange(hardest.numel(), device=A.device) < (y == 1).sum()
-    return (hardest * kept).sum() / len(y)
+    return (hardest * kept).sum() / max(1, len(y))
 
 
 def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, temperature: float = 0.07) -> Tensor:
@@ -95,7 +98,7 @@ def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, 
         features = _precise(features)
         cosine = F.normalize(features, dim=-1) @ F.normalize(prototypes.to(features.dtype), dim=-1).T
     _check_labels(y, features.shape[:2])
-    return (_own_prototype_loss(cosine / temperature) * (y == 1)).sum() / len(y)
+    return (_own_prototype_loss(cosine / temperature) * (y == 1)).sum() / max(1, len(y))
 
 
 def objective(
@@ -162,4 +165,4 @@ def _mean_over_classes(values: Tensor, chosen: Tensor) -> Tensor:
     """Average (B, C) over each sample's chosen classes, then over samples; a sample without any counts as 0."""
     _check_labels(chosen, values.shape)
     per_sample = (values * chosen).sum(dim=1) / chosen.sum(dim=1).clamp(min=1)
-    return per_sample.mean()
+    return per_sample.mean() if len(per_sample) else per_sample.sum()

@@ -76,7 +76,7 @@ class PlainProgress(Callback):
         self.name = run.title
 
     def on_note(self, text: str) -> None:
-        """Print how the run is executed."""
+        """Print what is to be known of the run."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
@@ -133,7 +133,7 @@ class LiveProgress(Callback):
         self.live.start()
 
     def on_note(self, text: str) -> None:
-        """Print how the run is executed above the bar."""
+        """Print what is to be known of the run above the bar."""
         self.console.print(text, highlight=False, markup=False)
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:

@@ -15,7 +15,7 @@ import torch
 from fednca.config import Config
 from fednca.engine.loop import Record
 from fednca.errors import FedncaError, InUseError, RunFailedError
-from fednca.files import explain_write, resuming, write_atomic
+from fednca.files import explain_write, named_in_utf8, resuming, write_atomic
 
 PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "safetensors")
 
@@ -27,6 +27,7 @@ def default_folder(config: Config) -> Path:
 
 def create_folder(folder: Path) -> Path:
     """Create a new run folder, or take an empty one."""
+    named_in_utf8(folder)
     if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
         way_out = f"go on with {resuming(folder)} or " if (folder / "config.toml").exists() else ""
         raise FedncaError(f"'{folder}' exists already; {way_out}choose another --out")

@@ -17,9 +17,11 @@ from fednca.engine.checkpoint import State, keep_checkpoint, load_checkpoint, lo
 from fednca.engine.eager import Result
 from fednca.engine.loop import Job, Record, close, run_rounds
 from fednca.errors import FedncaError, RunFailedError
-from fednca.files import Writer, append_line, explain_write, resuming, write_atomic
+from fednca.files import Writer, append_line, explain_write, is_utf8, named_in_utf8, resuming, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
+from fednca.models.text import keep_table
+from fednca.models.tokens import LabelTransformerHead
 from fednca.options import Options
 from fednca.runfiles import (
     create_folder,
@@ -40,7 +42,11 @@ from fednca.setup import (
     federate,
     load_dataset,
     pick_device,
+    sites_note,
+    unreadable_note,
 )
+
+TEXTS = "texts.npz"  # what a model with frozen texts takes from elsewhere
 
 
 class Run:
@@ -51,7 +57,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         """Open an existing run folder."""
-        self.folder = Path(folder)
+        self.folder = named_in_utf8(folder)
         if not (self.folder / "config.toml").is_file():
             raise FedncaError(f"'{folder}' is not a run folder: it has no config.toml")
         self.config: Config = build_config(read_toml(self.folder / "config.toml"))
@@ -86,8 +92,10 @@ class Run:
 
     @cached_property
     def method(self) -> Method:
-        """The method with the run's hyper-parameters."""
-        return create_method(self.config)
+        """The method with the run's hyper-parameters and the text table that the run keeps, if it does."""
+        method = create_method(self.config)
+        method.learner.kept_texts = self.folder / TEXTS
+        return method
 
     @cached_property
     def federation(self) -> Federation:
@@ -105,7 +113,9 @@ class Run:
         there = {"data.root": begun_in / data_root(self.config)}
         if self.config.data.cache:
             there["data.cache"] = begun_in / self.config.data.cache
-        return self.config.replace({path: str(folder) for path, folder in there.items() if folder.exists()})
+        # No config can hold a folder not named in UTF-8; relative to where the run began it is found all the same.
+        told = {path: str(folder) for path, folder in there.items() if folder.exists() and is_utf8(str(folder))}
+        return self.config.replace(told)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -190,6 +200,9 @@ def _begin(
     facts["begun_in"] = str(Path.cwd())  # what relative paths of the config are meant from
     facts["unreadable"] = [each for split in federation.dataset.splits() for each in split.unreadable]
     write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
+    head = model.get_submodule("head")
+    if isinstance(head, LabelTransformerHead):
+        keep_table(run.folder / TEXTS, federation.dataset.classes, head.texts)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
     state = State(0, Server(weights, run.method.start_server(trainable)))
@@ -208,6 +221,7 @@ def _go_on(
     """Run the rounds that are left, keeping history and checkpoints, and write the results."""
     job = build_job(run.config, run.method, federation, model, device)
     started: list[Callback] = []
+    unreadable = unreadable_note(federation.dataset, "the run's environment.json")
 
     def on_client(number: int, result: Result) -> None:
         for callback in callbacks:
@@ -217,8 +231,8 @@ def _go_on(
         for callback in callbacks:
             callback.on_start(run, federation, state.round)
             started.append(callback)
-            if job.engine.note:
-                callback.on_note(job.engine.note)
+            for note in filter(None, [unreadable, sites_note(run.config, federation), job.engine.note]):
+                callback.on_note(note)
         # History first, then checkpoints: `resume` cuts history back to `last`, which mends a kill in between.
         with Writer() as writer:
             done, kept, best = state, state.round, None

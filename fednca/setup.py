@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fednca.config import Config, validate
-from fednca.data.federation import Federation, build_federation
+from fednca.data.federation import Federation, build_federation, without_validation
 from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
-from fednca.data.store import StoredImages, open_store, verify_store
+from fednca.data.store import NOTE, StoredImages, open_store, verify_store
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.engine.batches import HALF, IMAGENET, ImageStore, Shard
 from fednca.engine.choose import choose_engine
@@ -30,6 +30,7 @@ from fednca.options import Options
 from fednca.randomness import seeded
 
 DTYPES = {"float32": torch.float32, "bf16": torch.float32, "float64": torch.float64}
+MOST_NAMED = 5  # sites in a sentence
 
 
 def data_options(config: Config) -> Options:
@@ -67,7 +68,8 @@ def at_size(split: Split, config: Config, progress: Callable[[int, int], None], 
         verify_store(stored.folder)
     rows = stored.rows
     groups, sites = (None if numbers is None else numbers[rows] for numbers in (split.groups, split.sites))
-    return Split(stored.images, split.labels[rows], groups, sites, unreadable=stored.left_out)
+    listed_in = stored.folder / NOTE if stored.left_out else None
+    return Split(stored.images, split.labels[rows], groups, sites, stored.left_out, listed_in)
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -86,8 +88,25 @@ def federate(config: Config, progress: Progress | None = None) -> Federation:
     sizes = {"validation": len(federation.val.union()[0]), "test": len(federation.dataset.test)}
     for part, size in sizes.items():
         if not size:
-            raise FedncaError(f"{federation.dataset.name} has no {part} images with these settings; give it some")
+            way_out = "give it some by its options or its table"
+            raise FedncaError(f"{federation.dataset.name} has no {part} images with these settings; {way_out}")
     return federation
+
+
+def unreadable_note(dataset: Dataset, listed_in: str = "") -> str:
+    """Say how many images are left out and what lists them, by itself the stores; empty where there are none."""
+    splits = [split for split in dataset.splits() if split.unreadable]
+    count = sum(len(split.unreadable) for split in splits)
+    places = listed_in or " and ".join(f"'{split.listed_in}'" for split in splits)
+    return f"images left out because they cannot be read: {count}, listed in {places}" if splits else ""
+
+
+def sites_note(config: Config, federation: Federation) -> str:
+    """Name the sites of a natural partition that have no validation images; empty where there are none."""
+    names = without_validation(federation) if config.partition.kind == "natural" else []
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    told = ", ".join(names[:MOST_NAMED]) + more
+    return f"sites without validation images, which train on all they have: {told}" if names else ""
 
 
 def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pretrained: str) -> nn.Module:

@@ -1,6 +1,8 @@
+import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ import torch
 from helpers import tiny
 from PIL import Image
 
+import fednca
 from fednca.cli import free_folder, main
+from fednca.errors import FedncaError
 from fednca.runs import Run, train
 
 
@@ -47,7 +51,8 @@ def told(capsys):
         ("run demo --gamma 1.5", "'partition.gamma' should be less than or equal to 1, not 1.5"),
         ("run demo --rounds many", "setting 'train.rounds' should be a valid integer, not 'many'"),
         ("run demo --norm layer", "'model.norm' should be 'batch', 'group' or 'frozen', not 'layer'"),
-        ("run demo --betas 0.9", "'train.betas' should be values of its kind with commas between, not '0.9'"),
+        ("run demo --betas 0.9", "setting 'train.betas' should be 2 values with commas between, not '0.9'"),
+        ("run demo --betas 0.9,0.99,0.9", "should be 2 values with commas between, not '0.9,0.99,0.9'"),
         ("run demo --device tpu", "device 'tpu' is not known (known: auto, cpu, cuda, cuda:N)"),
         ("run demo --device cuda:99", "device 'cuda:99' is not there"),
         ("run demo --roundz 3", "flag '--roundz' is not known; did you mean '--rounds'?"),
@@ -64,7 +69,8 @@ def told(capsys):
         ("run demo --data.val_singles 0 --data.val_pairs 0", "digits has no validation images"),
         ("run demo --data.test_singles 0 --data.test_pairs 0", "digits has no test images"),
         ("run demo --gamma 0.05", "gamma 0.05 of 10 classes is less than one class"),
-        ("run demo --betas 2,3", "'train.betas'"),
+        ("run demo --betas 0.9,2", "setting 'train.betas' should be less than 1, not '2'"),
+        ("run demo --betas 0.9,high", "setting 'train.betas' should be a valid number, not 'high'"),
         ("run demo --threads 99999999999999999999", "'threads' should be less than or equal to 1024"),
         ("run demo --method.lambda1 inf", "'method.options.lambda1' should be a finite number"),
         ("run demo --backbone resnet18 --image-size 32 --batch-size 1", "cannot train on batches of 1 at 32 px"),
@@ -98,7 +104,11 @@ def told(capsys):
         ("bench demo --methods fedavg,fedprox:mu=1", "put spaces between methods that have options"),
         ("bench demo --seed 1", "setting 'seed' is not the same for all runs of a bench; use --seeds"),
         ("bench demo --method fedavg", "'method.name' is not the same for all runs of a bench; use --methods"),
-        ("bench demo --method.tau 0.5", "is not the same for all runs of a bench; use --methods NAME:option=value"),
+        (
+            "bench demo --method.tau 0.5",
+            "'method.tau' is not the same for all runs of a bench; use --methods NAME:tau=0.5",
+        ),
+        ("bench demo --learner fedavg --learner.head mlp", "'method.learner' is not the same for all runs of a bench"),
         ("bench demo --at-once 0", "argument --at-once: give a whole number from 1 on, not '0'"),
         ("bench demo --device cuda:99", "device 'cuda:99' is not there"),
         ("bench demo --rounds 0", "'train.rounds' should be greater than or equal to 1"),
@@ -206,13 +216,73 @@ def test_signs_of_markup_in_a_folders_name_are_only_signs(config, capsys, tmp_pa
 
 def test_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("fednca 0.")
+    assert capsys.readouterr().out == f"fednca {fednca.__version__}\n"
+    assert fednca.__version__.startswith("0.")
 
 
 def test_a_folder_that_cannot_be_written(config, told, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot create" in told("run", config, "--out", tmp_path / "file" / "run")
     assert "exists already; choose another --out" in told("run", config, "--out", tmp_path / "file")
+
+
+def test_what_is_not_named_in_utf8_is_refused_in_one_sentence(config, told, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff")
+    Path(odd).mkdir()
+    (Path(odd) / "config.toml").write_text(Path(config).read_text())
+    for words in (["report", odd], ["resume", odd], ["run", config, "--out", odd], ["bench", config, "--out", odd]):
+        assert "run-?' is not named in UTF-8; rename the folder, or choose another" in told(*words)
+    for flag in ("--root", "--pretrained"):
+        assert "run-?', which is not UTF-8; rename what it names" in told("run", config, flag, odd)
+    with pytest.raises(FedncaError, match="a setting has text that is not UTF-8"):
+        tiny(data__root=odd)
+
+
+def test_a_run_works_in_a_folder_that_is_not_named_in_utf8(config, tmp_path, monkeypatch):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/work-\xff")
+    (Path(odd) / "data/digits").mkdir(parents=True)  # where the data would be, if they were files
+    monkeypatch.chdir(odd)
+    assert main(["run", config, "--rounds", "1", "--out", "run"]) == 0
+    assert main(["resume", "run"]) == 0
+    assert main(["export", "run", "--to", "safetensors", "--out", os.fsdecode(b"model-\xff.safetensors")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("pipe", "sentence"),
+    [
+        ("| head -n 1", "standard output is read no longer"),
+        ("> /dev/full", "cannot write to standard output: No space left on device"),
+    ],
+)
+def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_path, pipe, sentence):
+    def told(*words):
+        command = shlex.join([sys.executable, "-c", "from fednca.cli import main; raise SystemExit(main())", *words])
+        return subprocess.run(["sh", "-c", f"{command} {pipe}"], capture_output=True, text=True, check=False).stderr
+
+    folder, bench = str(tmp_path / "run"), str(tmp_path / "bench")
+    words = ["--rounds", "20", "--out"]  # longer than it takes `head` to read a line
+    assert told("run", config, *words, folder) == f"fednca: {sentence}; go on with `fednca resume {folder}`\n"
+    assert 0 < len(Run(folder).history) < 20
+    methods = ["--methods", "fedavg", "--seeds", "2"]
+    assert told("bench", config, *methods, *words, bench) == f"fednca: {sentence}; the same command goes on\n"
+
+
+@pytest.mark.parametrize(
+    ("pipe", "code", "sentence"),
+    [
+        ("| true", 1, ""),
+        ("> /dev/full", 2, "fednca: cannot write to standard output: No space left on device\n"),
+        (">&-", 0, ""),
+    ],
+)
+def test_a_command_ends_well_without_standard_output(pipe, code, sentence):
+    wait = "time.sleep(0.2 * ('true' in sys.argv.pop()))"  # until the pipe is closed
+    run = f"import sys, time; {wait}; from fednca.cli import main; sys.exit(main())"
+    command = shlex.join([sys.executable, "-c", run, "--version", pipe])
+    found = subprocess.run(
+        ["sh", "-c", f"({command}; echo $? >&2) {pipe}"], capture_output=True, text=True, check=False
+    )
+    assert found.stderr == f"{sentence}{code}\n"
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(config, tmp_path):
@@ -278,8 +348,24 @@ def test_data_is_prepared_as_a_run_would_read_it(capsys, tmp_path):
     assert main(words) == 2
     assert "8.png' is not an image of a known kind" in capsys.readouterr().err
     assert main([*words, "--on-corrupt", "skip"]) == 0
-    assert capsys.readouterr().out.endswith("folder is ready: 7 train, 1 test, 2 classes\n")
+    *_, note, ready = capsys.readouterr().out.splitlines()
+    assert note.startswith("images left out because they cannot be read: 1, listed in '")
+    assert str(tmp_path / "8.png") in Path(note.split("'")[1]).read_text()
+    assert ready == "folder is ready: 7 train, 1 test, 2 classes"
     assert len(list((tmp_path / "c").iterdir())) == 2  # a store for each split
+
+
+def test_a_run_says_how_many_images_it_leaves_out(capsys, tmp_path):
+    for number in range(12):
+        Image.fromarray(np.full((16, 16, 3), 20 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "8.png").write_text("garbage")
+    lines = [f"{number}.png,{number % 2},{number % 3 % 2}" for number in range(12)]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,cat,dog", *lines]))
+    words = ["run", "demo", "--dataset", "folder", "--root", str(tmp_path), "--cache", str(tmp_path / "c")]
+    small = "--on-corrupt skip --image-size 16 --rounds 1 --clients 1 --gamma 1 --min-samples 1 --device cpu"
+    assert main([*words, *small.split(), "--engine", "eager", "--out", str(tmp_path / "run")]) == 0
+    assert "cannot be read: 1, listed in the run's environment.json\n" in capsys.readouterr().out
+    assert Run(tmp_path / "run").environment["unreadable"][0][1] == str(tmp_path / "8.png")
 
 
 def test_data_is_prepared_at_the_size_of_its_preset(capsys, tmp_path):

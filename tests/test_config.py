@@ -67,6 +67,9 @@ def test_flag_text_becomes_the_fields_type(path, text, value):
 
 def test_spaces_after_commas_do_not_count():
     assert parse_value("classes", folder.Options.model_fields["classes"], "cat, dog") == ["cat", "dog"]
+    listed = '["cat", "dog, sitting"]'
+    assert parse_value("classes", folder.Options.model_fields["classes"], listed) == ["cat", "dog, sitting"]
+    assert parse_value("classes", folder.Options.model_fields["classes"], "[cat, dog]") == ["[cat", "dog]"]
 
 
 @pytest.mark.parametrize(

@@ -303,3 +303,25 @@ def test_labels_of_another_shape_are_refused_and_not_broadcast(cut):
     for call in calls.values():
         with pytest.raises(FedncaError, match=r"labels of shape .* are not of the scores' shape \(4, 3\)"):
             call()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_batch_without_known_labels_has_loss_zero_and_an_empty_one_too(known):
+    samples = 0 if known else 2
+    y = torch.full((samples, 3), -1.0)
+    logits, A = torch.randn(samples, 3, requires_grad=True), torch.randn(samples, 3, 3, requires_grad=True)
+    features = torch.randn(samples, 3, D, requires_grad=True)
+    losses = [criterion(logits, y) for criterion in (bce, bce_sum, balanced_bce, asymmetric)]
+    losses += [negative_rejection(A, y), positive_contrast(A, y)]
+    losses.append(negative_rejection_released(A, y, torch.tensor(1.0), torch.zeros(3)))
+    losses.append(positive_contrast_released(features, y, simplex_etf(3, D)))
+    for loss in losses:
+        loss.backward()
+        assert loss.item() == 0
+    assert not any(own.grad.any() for own in (logits, A, features))
+
+
+@pytest.mark.parametrize("tau", [0, 1, -0.5, math.nan])
+def test_a_tau_that_is_no_probability_is_refused(tau):
+    with pytest.raises(FedncaError, match=f"tau is {tau}, .* between 0 and 1"):
+        negative_rejection(torch.zeros(1, 3, 3), torch.zeros(1, 3), tau)

@@ -141,7 +141,8 @@ def hold_out(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Set about `fraction` of a split aside at random, never part of a group: (rows that stay, rows set aside).
 
-    With `by_site`, about that share of every site; a group counts for the site of its first image.
+    With `by_site`, about that share of every site; a group counts for the site of its first image. A site of one group
+    keeps it and sets nothing aside.
     """
     if not 0 < fraction < 1:
         raise FedncaError(f"val_fraction is {fraction}; give a number between 0 and 1")
@@ -153,8 +154,14 @@ def hold_out(
     for site in np.unique(home):
         own = order[home[order] == site]
         within = np.count_nonzero(sizes[own].cumsum() <= round(fraction * sizes[own].sum()))
-        aside[own[: max(1, within)]] = True
+        aside[own[: min(max(1, within), len(own) - 1)]] = True  # one stays to train on
     return np.flatnonzero(~aside[unit]), np.flatnonzero(aside[unit])
+
+
+def without_validation(federation: Federation) -> list[str]:
+    """Name the sites of a natural partition that have no validation images."""
+    clients = federation.val.partition.clients
+    return [name for name, rows in zip(federation.dataset.sites, clients, strict=True) if not len(rows)]
 
 
 def fingerprint(dataset: Dataset, *splits: Split | None) -> str:
@@ -206,7 +213,8 @@ def _leave_at_sites(dataset: Dataset, split: Split, rows: NDArray[np.intp]) -> P
 def _check_sites(names: tuple[str, ...], partition: Partition, min_samples: int) -> None:
     for name, rows in zip(names, partition.clients, strict=True):
         if len(rows) < min_samples:
+            way_out = "lower min_samples" if len(rows) else "give it some"
             raise FedncaError(
                 f"site '{name}' has {len(rows)} training images, min_samples is {min_samples}; "
-                "lower min_samples or leave the site out of the data"
+                f"{way_out} or leave the site out of the data"
             )

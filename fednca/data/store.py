@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # raise it when decoding, resampling or the files change: older stores are then built anew
 CHUNK = 16  # images per task: many enough to make up for the sending, few enough to stop soon
 BLOCK = 1 << 24  # bytes per checksum, so that all cores can share in one shard
+NOTE = "store.json"  # what a store holds, and which images it leaves out
 FEW = 256  # fewer images are decoded sooner than worker processes have started
 
 LeftOut = tuple[int, str, str]
@@ -158,7 +159,7 @@ def verify_store(folder: Path) -> None:
     """Compare every shard of the store in `folder` (`Stored.folder`) with its checksum, and name those that differ."""
     if _reopen(folder) is None:
         raise FedncaError(f"store '{folder}' is missing or incomplete; open it again to rebuild it")
-    expected = json.loads((folder / "store.json").read_text())["blake2b"]
+    expected = json.loads((folder / NOTE).read_text())["blake2b"]
     found = _checksums([folder / name for name in expected], cores())
     bad = [name for name in expected if found[name] != expected[name]]
     if bad:
@@ -188,7 +189,7 @@ def _stamp(path: Path) -> bytes:
 def _reopen(place: Path) -> Stored | None:
     """Map a finished store; None where there is none, or its files are not what store.json says."""
     try:
-        note = json.loads((place / "store.json").read_text())
+        note = json.loads((place / NOTE).read_text())
         if note["format"] != FORMAT:
             return None
         images = _Layout(place, note["size"], note["per_shard"]).open(note["count"])
@@ -278,7 +279,7 @@ def _build(
         "blake2b": _checksums(layout.shards(count), workers),
         "left_out": left_out,
     }
-    write_atomic(layout.folder / "store.json", json.dumps(note).encode())
+    write_atomic(layout.folder / NOTE, json.dumps(note).encode())
 
 
 def _decode(layout: _Layout, start: int, sources: NDArray[np.uint8] | tuple[Path, ...]) -> list[LeftOut]:

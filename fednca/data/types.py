@@ -37,6 +37,7 @@ class Split:
     groups: NDArray[np.int64] | None = None
     sites: NDArray[np.int64] | None = None
     unreadable: tuple[tuple[int, str, str], ...] = ()  # row of the source, path, reason of each image left out
+    listed_in: Path | None = None  # the file that lists them, where there are any
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not describe the same N images."""

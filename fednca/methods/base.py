@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -107,6 +108,9 @@ class Method:
     closes: ClassVar[bool] = False  # has a closing exchange
 
     clients: int = 1  # of the federation, set by whoever creates the method
+    kept_texts: Path | None = (
+        None  # where a run keeps the text table, which is then read in place of the configured one
+    )
     note: str = ""  # what must be said wherever the learner's results are shown
 
     betas: tuple[float, float] | None = None  # AdamW's, where the config leaves them open

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fednca.losses import bce
 from fednca.methods.base import About, Local, Method, Task, Tensors
 from fednca.models.etf import orthonormal_rows
-from fednca.models.text import origin, resolve_source, text_table
+from fednca.models.text import kept_table, origin, resolve_source, text_table
 from fednca.models.tokens import LabelTransformerHead
 from fednca.options import Options
 
@@ -70,7 +70,10 @@ class FedLGT(Method):
     def head(self, task: Task) -> nn.Module:
         """Build the transformer on frozen text and state embeddings."""
         hyper = self.hyper
-        texts, _ = text_table(task.classes, task.dim, hyper.text, hyper.table_seed)
+        if self.kept_texts is not None and self.kept_texts.is_file():
+            texts = kept_table(self.kept_texts, (len(task.classes), task.dim))
+        else:
+            texts, _ = text_table(task.classes, task.dim, hyper.text, hyper.table_seed)
         states = orthonormal_rows(3, task.dim, hyper.table_seed, "state embeddings")
         return LabelTransformerHead(
             texts, states, layers=hyper.layers, heads=hyper.heads, ffn=hyper.ffn, dropout=hyper.dropout

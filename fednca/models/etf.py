@@ -33,8 +33,8 @@ def simplex_etf(
         raise FedncaError(f"a simplex ETF of {num_classes} classes in {dim} dimensions does not exist; use 2 or more")
     if dim < num_classes:
         raise FedncaError(
-            f"a simplex ETF of {num_classes} classes does not fit in {dim} dimensions; "
-            f"use a backbone with at least {num_classes} channels"
+            f"a simplex ETF of {num_classes} classes is made of as many orthonormal vectors, too many for {dim} "
+            f"dimensions; use a backbone with at least {num_classes} channels"
         )
     axes = torch.eye(num_classes, dim, dtype=torch.float64)
     U = axes if basis == "axes" else orthonormal_rows(num_classes, dim, seed, "etf", torch.float64)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fednca.errors import FedncaError
 from fednca.models.ladm import LADM
 
 
@@ -99,6 +100,9 @@ class LADMHead(_PrototypeHead):
     def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
         """Join the attention that makes H (B, C, d) to the prototypes M (C, d)."""
         super().__init__(prototypes, affine=affine, trainable=trainable)
+        if ladm.queries.shape != prototypes.shape:
+            found = f"queries of shape {tuple(ladm.queries.shape)}, prototypes of shape {tuple(prototypes.shape)}"
+            raise FedncaError(f"the attention and the head differ in their classes or width: {found}; give them alike")
         self.ladm = ladm
 
     def forward(self, feature_map: Tensor) -> Output:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednca.arrays import read_arrays
+from fednca.arrays import read_arrays, write_arrays
 from fednca.errors import FedncaError
 from fednca.files import cache_folder, explain_write, write_atomic
 from fednca.models.etf import orthonormal_rows
@@ -44,6 +44,19 @@ def text_table(classes: Sequence[str], dim: int, source: str = "auto", seed: int
         return orthonormal_rows(len(classes), dim, seed, "text table"), origin(source)
     table = clip_table(classes) if source == "clip" else file_table(Path(source), classes)
     return F.normalize(project(torch.from_numpy(table), dim, seed), dim=1).float(), origin(source)
+
+
+def keep_table(path: Path, classes: Sequence[str], texts: Tensor) -> None:
+    """Write the rows (C, d) of a model, which need no file of elsewhere then, as a text table."""
+    write_arrays(path, {"names": np.array(classes), "table": texts.numpy(force=True)})
+
+
+def kept_table(path: Path, shape: tuple[int, int]) -> Tensor:
+    """Return the rows (C, d) that `keep_table` wrote, as they are."""
+    table = torch.from_numpy(read_arrays(path, "put it back").get("table", np.empty(0)))
+    if table.shape != shape:
+        raise FedncaError(f"'{path}' is not the table of this model, whose rows are of shape {shape}; put it back")
+    return table.float()
 
 
 def resolve_source(source: str) -> str:

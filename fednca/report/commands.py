@@ -65,11 +65,13 @@ def show_partition(arguments: Namespace, overrides: dict[str, Any], console: "Co
     from fednca.progress import watching
     from fednca.report.partition import write_report
     from fednca.report.tables import partition_table
-    from fednca.setup import federate
+    from fednca.setup import federate, sites_note
 
     with watching(console) as view:
         federation = federate(config, view.on_prepare)
     console.print(partition_table(federation))
+    if note := sites_note(config, federation):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     folder = Path(arguments.out or Path("runs") / "partitions" / source_name(arguments.preset))
     report = write_report(federation, folder, config.partition.model_dump())
     for fact in ("label_distance", "cooccurrence_distance", "missing_classes"):

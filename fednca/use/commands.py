@@ -5,11 +5,13 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fednca.errors import FedncaError
 from fednca.flags import not_empty, whole
+from fednca.output import Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,7 +124,7 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
         raise FedncaError(f"--confidence {arguments.confidence:g} is not between 0 and 1")
     from fednca.use.bootstrap import Resampling
     from fednca.use.evaluate import Reading, evaluate, read_labelled, trained_by
-    from fednca.use.tables import classes_table, means_table
+    from fednca.use.tables import classes_table, fit, means_table
 
     model = open_model(arguments)
     names = ("table", "label_column", "separator", "group_column", "split", "by", "ignore_extra")
@@ -154,7 +156,8 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
         return
     unit = "images" if facts["groups"] is None else f"{facts['groups']} groups"
     title = f"{model.run.title} on {arguments.data}: percent with {how.confidence:.0%} intervals, {unit} resampled"
-    console.print(means_table(title, {"all": facts, **facts.get("by", {})}), classes_table(facts["classes"]))
+    means = partial(means_table, title, {"all": facts, **facts.get("by", {})})
+    console.print(fit(means, console), fit(partial(classes_table, facts["classes"]), console))
 
 
 def warn_of_training_data(model: "TrainedModel", arguments: Namespace) -> None:
@@ -222,11 +225,11 @@ def check_address(host: str, port: int) -> None:
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        host.encode("idna")  # what is no name of a host would leave a socket open
         socket.create_server((host.strip("[]"), port), family=family).close()
-    except OSError as error:
-        raise FedncaError(
-            f"port {port} of {host} cannot be used ({error.strerror}); choose another --port or --host"
-        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FedncaError(f"port {port} of {host} cannot be used ({reason}); choose another --port or --host") from None
 
 
 def make_folder(folder: Path) -> Path:
@@ -251,7 +254,9 @@ def write(content: str, path: Path | None) -> None:
     """Write to a file, or to standard output; bytes of a file's name that are no UTF-8 as JSON would write them."""
     encoded = content.encode(errors="backslashreplace")
     if path is None:
-        sys.stdout.write(encoded.decode())
+        output = Output(sys.stdout)
+        output.write(encoded.decode())
+        output.flush()
         return
     from fednca.files import write_atomic
 

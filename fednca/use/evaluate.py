@@ -67,7 +67,8 @@ def read_labelled(
     site = folder.find_column(table, "site_column", options.site_column, folder.SITE)
     by = folder.find_column(table, "--by", how.by, ())
     if not how.ignore_extra:
-        refuse_extra(table, options, classes, {image, split, group, site, by})
+        chosen = trained is not None and trained.classes is not None
+        refuse_extra(table, options, {image, split, group, site, by}, chosen=chosen)
     _, labels = folder.read_labels(table, options, {image, split, group, site})
     paths = folder.image_paths(table, image, folder.find_images(options, root))
     groups = None if group is None else folder.numbered(table, group)[1]
@@ -97,21 +98,19 @@ def alike(table: folder.Table, root: Path, trained: folder.Options) -> dict[str,
     return found | {"separator": trained.separator}
 
 
-def refuse_extra(
-    table: folder.Table, options: folder.Options, classes: tuple[str, ...], taken: set[str | None]
-) -> None:
-    """Refuse labels that the model knows nothing of."""
+def refuse_extra(table: folder.Table, options: folder.Options, taken: set[str | None], *, chosen: bool) -> None:
+    """Refuse labels that the model, whose classes the options name, knows nothing of; `chosen`: as training did."""
     label = folder.find_column(table, "label_column", options.label_column, ())
     if label is None:
         named = {name for name in table.header if name and name not in taken}
     else:
         named = {name.strip() for cell in table.column(label) for name in cell.split(options.separator)} - {""}
-    if extra := sorted(named - set(classes)):
-        more = ", …" if len(extra) > MOST_NAMED else ""
-        raise FedncaError(
-            f"table '{table.path}' has {', '.join(extra[:MOST_NAMED])}{more}, and the model has no such class; "
-            "rename them after its classes, or leave them out with --ignore-extra"
-        )
+    if extra := sorted(named - set(options.classes or ())):
+        listed = ", ".join(extra[:MOST_NAMED]) + (", …" if len(extra) > MOST_NAMED else "")
+        way_out = "rename them after its classes, or leave them out with --ignore-extra"
+        if chosen:
+            way_out = "it was trained on its --data.classes alone, and --ignore-extra leaves out all others here too"
+        raise FedncaError(f"table '{table.path}' has {listed}, and the model has no such class; {way_out}")
 
 
 def rows_of_split(table: folder.Table, column: str | None, wanted: str | None) -> NDArray[np.intp]:

@@ -66,7 +66,7 @@ def export(model: TrainedModel, kind: str, path: Path) -> tuple[float, Path]:
     with explain_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content)
-    write_atomic(card, text.encode())
+    write_atomic(card, text.encode(errors="backslashreplace"))
     return difference, card
 
 

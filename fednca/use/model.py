@@ -17,7 +17,7 @@ from fednca.errors import FedncaError
 from fednca.evidence import evidence
 from fednca.files import resuming
 from fednca.methods.fedlgt import FedLGTHyper
-from fednca.runs import Run
+from fednca.runs import TEXTS, Run
 from fednca.setup import build_store, pick_device
 
 Source = str | Path | Image.Image | NDArray[np.uint8]
@@ -99,7 +99,8 @@ class TrainedModel:
 def load_model(run: Run, which: str) -> nn.Module:
     """Build a run's model; what it needs from outside its folder and is gone is told in one sentence."""
     hyper = run.method.learner.hyper
-    if isinstance(hyper, FedLGTHyper) and hyper.text not in {"clip", "random"} and not Path(hyper.text).exists():
+    kept = (run.folder / TEXTS).is_file()  # older runs have not kept it
+    if isinstance(hyper, FedLGTHyper) and not (kept or hyper.text in {"clip", "random"} or Path(hyper.text).exists()):
         raise FedncaError(
             f"the model of '{run.folder}' needs the text table '{hyper.text}', which is gone; put it back"
         )

@@ -1,14 +1,17 @@
 """Tables for the terminal: predictions, and metrics with their intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fednca.progress import SHOWN
 from fednca.use.predict import Prediction
+
+ANY_WIDTH = 10_000  # wide enough for every table
 
 
 def predictions_table(title: str, found: Sequence[Prediction]) -> Table:
@@ -24,33 +27,40 @@ def predictions_table(title: str, found: Sequence[Prediction]) -> Table:
     return table
 
 
-def means_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Show metrics in percent with their intervals, for all images and by group."""
+def fit(table: Callable[[str], Table], console: Console) -> Table:
+    """Make a table with metrics beside their intervals, or above them where names would else give way to them."""
+    beside = table(" ")
+    whole = console.measure(beside, options=console.options.update_width(ANY_WIDTH)).maximum
+    return beside if whole <= console.width else table("\n")
+
+
+def means_table(title: str, rows: Mapping[str, Mapping[str, Any]], gap: str = " ") -> Table:
+    """Show metrics in percent with their intervals, for all images and by group; `gap` is what stands between."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("", overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
     for label in SHOWN.values():
         table.add_column(label, justify="right", no_wrap=True)
     for name, facts in rows.items():
-        table.add_row(escape(name), str(facts["images"]), *(bounded(facts["metrics"][key]) for key in SHOWN))
+        table.add_row(escape(name), str(facts["images"]), *(bounded(facts["metrics"][key], gap) for key in SHOWN))
     return table
 
 
-def classes_table(classes: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Show each class's metrics in percent with their intervals."""
+def classes_table(classes: Mapping[str, Mapping[str, Any]], gap: str = " ") -> Table:
+    """Show each class's metrics in percent with their intervals; `gap` is what stands between."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
     table.caption = "shown: images that show the class; above: threshold of F1"
     table.add_column("class", overflow="fold")
     for label in ("shown", "AUC", "AP", "F1", "above"):
         table.add_column(label, justify="right", no_wrap=True)
     for name, facts in classes.items():
-        metrics = [bounded(facts[kind]) for kind in ("auc", "ap", "f1")]
+        metrics = [bounded(facts[kind], gap) for kind in ("auc", "ap", "f1")]
         table.add_row(escape(name), str(facts["positives"]), *metrics, f"{facts['threshold']:.3f}")
     return table
 
 
-def bounded(metric: Mapping[str, float | None]) -> str:
-    """Write a share in percent with its bounds.
+def bounded(metric: Mapping[str, float | None], gap: str = " ") -> str:
+    """Write a share in percent with its bounds after a gap.
 
     >>> bounded({"value": 0.5, "low": 0.4, "high": 0.625}), bounded({"value": None, "low": None, "high": None})
     ('50.0 40.0–62.5', '–')
@@ -58,4 +68,4 @@ def bounded(metric: Mapping[str, float | None]) -> str:
     value, low, high = (metric[key] for key in ("value", "low", "high"))
     if value is None:
         return "–"
-    return f"{100 * value:.1f}" + ("" if low is None or high is None else f" {100 * low:.1f}–{100 * high:.1f}")
+    return f"{100 * value:.1f}" + ("" if low is None or high is None else f"{gap}{100 * low:.1f}–{100 * high:.1f}")

@@ -164,7 +164,6 @@ WIDE = "image,cat\n"
         (WIDE + "a.png,1\n", {"classes": ["cat", "cat"]}, "classes cat, cat name one twice"),
         (WIDE + "a.png,1\n", {"image_folder": "scans"}, "image_folder '.*scans' is not there"),
         (WIDE + "a.png,1\n", {"table": "other.csv"}, r"table '.*other\.csv' is not there"),
-        (WIDE + "a.png,1\n", {}, "leaves no image for training"),
         ("image,patient\na.png,1\n", {}, r"has no class among its columns \(image, patient\)"),
         ("image,cat,cat\na.png,1,1\n", {}, "has two columns 'cat'"),
         ("image,cat,split\na.png,1,train\nb.png,1,dev\n", {}, "row 3 has split 'dev'; write one of train, val"),

@@ -1,10 +1,15 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from helpers import tiny
 
-from fednca.data.federation import Federation, build_federation, hold_out
+from fednca.callbacks import Callback
+from fednca.data.federation import Federation, build_federation, hold_out, without_validation
 from fednca.data.partition import natural_sites, summary
 from fednca.data.types import Dataset, Split
 from fednca.errors import FedncaError
+from fednca.runs import train
 
 SITES = ("north", "east", "south")
 SETTINGS = {"kind": "natural", "clients": 99, "beta": 0.5, "gamma": 0.01, "seed": 0, "min_samples": 10}
@@ -22,6 +27,13 @@ def make_split(seed, images, *, sites=True, grouped=False):
 
 def make_dataset(*, val=None, **options):
     return Dataset("toy", ("a", "b", "c", "d"), make_split(0, 400, **options), val, make_split(2, 30), SITES)
+
+
+def one_patient_in_the_south():
+    dataset = make_dataset()
+    train = dataset.train
+    groups = np.where(train.sites == 2, 400, np.arange(400))
+    return replace(dataset, train=replace(train, groups=groups))
 
 
 def test_a_client_is_a_site_with_all_its_images():
@@ -54,6 +66,33 @@ def test_every_site_holds_out_a_share_of_its_own():
     _, aside = hold_out(split, 0.1, 0, by_site=True)
     expected = [round(0.1 * n) for n in np.bincount(split.sites)]
     assert np.bincount(split.sites[aside]).tolist() == expected
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.9])
+def test_a_site_of_one_group_keeps_it_and_others_keep_one_at_least(fraction):
+    sites, groups = np.array([0, 0, 0, 1, 2, 2, 2, 2]), np.array([0, 0, 0, 1, 2, 2, 3, 3])
+    split = Split(np.zeros((8, 1, 1, 3), np.uint8), np.ones((8, 1), np.int8), groups, sites)
+    stay, aside = hold_out(split, fraction, 0, by_site=True)
+    assert np.bincount(sites[stay], minlength=3).tolist() == [3, 1, 2]
+    assert len(np.unique(groups[aside])) == 1
+    assert len(hold_out(replace(split, groups=np.zeros(8, np.int64)), fraction, 0)[1]) == 0
+
+
+def test_sites_that_hold_out_nothing_are_told():
+    federation = build_federation(one_patient_in_the_south(), **SETTINGS | {"min_samples": 1})
+    assert without_validation(federation) == ["south"]
+    assert len(federation.train.client(2)[0]) == np.count_nonzero(federation.dataset.train.sites == 2)
+
+
+def test_a_run_trains_and_calibrates_with_a_site_without_validation_images(tmp_path, monkeypatch):
+    monkeypatch.setattr("fednca.setup.read_dataset", lambda config: one_patient_in_the_south())
+    told = []
+    view = Callback()
+    view.on_note = told.append
+    changes = {"data__image_size": 16, "partition__kind": "natural", "calibrate__min_count": 2, "train__rounds": 1}
+    run = train(tiny(**changes), tmp_path / "run", [view])
+    assert told[0] == "sites without validation images, which train on all they have: south"
+    assert len(run.results["val"]["calibrated"]["thresholds"]) == 4
 
 
 def test_groups_stay_whole_even_across_sites():
@@ -106,6 +145,12 @@ def test_a_saved_federation_comes_back_and_other_sites_are_refused(tmp_path):
 def test_what_cannot_be_is_one_sentence(options, changes, sentence):
     with pytest.raises(FedncaError, match=sentence):
         build_federation(make_dataset(**options), **SETTINGS | changes)
+
+
+def test_a_site_without_images_is_told_so():
+    dataset = replace(make_dataset(), sites=(*SITES, "west"))
+    with pytest.raises(FedncaError, match="'west' has 0 training images, min_samples is 10; give it some"):
+        build_federation(dataset, **SETTINGS)
 
 
 @pytest.mark.parametrize("site", [-1, 3])

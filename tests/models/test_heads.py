@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from fednca.errors import FedncaError
 from fednca.models.cosine import SphereHead
 from fednca.models.etf import orthonormal_rows, simplex_etf
 from fednca.models.heads import Classifier, ETFHead, LADMHead, LinearHead, MLPHead
@@ -138,3 +139,11 @@ def test_what_is_trained_of_an_etf_can_be_saved_as_it_lies():
     heads = ETFHead(etf, trainable=True), LADMHead(LADM(D, etf, learnable_queries=True), etf)
     assert all(tensor.is_contiguous() for head in heads for tensor in head.state_dict().values())
     assert heads[0].state_dict()["prototypes"].shape == (C, D)
+
+
+@pytest.mark.parametrize(("classes", "width"), [(3, D), (C, 2 * D)])
+def test_queries_and_prototypes_that_do_not_match_are_refused(classes, width):
+    with pytest.raises(
+        FedncaError, match=rf"queries of shape \({C}, {D}\), prototypes of shape \({classes}, {width}\)"
+    ):
+        LADMHead(LADM(D, simplex_etf(C, D)), simplex_etf(classes, width))

@@ -198,7 +198,8 @@ def test_a_port_or_address_that_cannot_be_used_is_told_before_anything_is_loaded
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} of 127.0.0.1 cannot be used (" in told("serve", run.folder, "--port", port)
-    assert "of nowhere.invalid cannot be used (" in told("serve", "nowhere", "--host", "nowhere.invalid")
+    for host in ("nowhere.invalid", "x" * 70, "\udcff"):
+        assert "cannot be used (" in told("serve", "nowhere", "--host", host)
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])

@@ -119,6 +119,15 @@ def test_a_table_that_does_not_fit_is_one_sentence(data, model, text, how, sente
         read(data, model, **{"table": "bad.csv", "by": None} | how)
 
 
+def test_classes_that_training_left_out_are_named_as_such(data, model):
+    (data / "more.csv").write_text("image,one,ten\n0.png,1,0\n")
+    trained = Options(classes=list(model.classes))
+    with pytest.raises(
+        FedncaError, match=r"has ten, .* on its --data\.classes alone, and --ignore-extra leaves out all"
+    ):
+        read_labelled(data, model.classes, Reading(table="more.csv"), trained)
+
+
 def test_classes_the_model_does_not_know_can_be_left_out(data, model):
     (data / "extra.csv").write_text("image,one,ten,age\n0.png,1,x,9\n1.png,0,,8\n")
     found = read(data, model, table="extra.csv", by=None, ignore_extra=True)

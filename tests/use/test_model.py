@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from fednca.data.store import open_store
 from fednca.data.types import FileImages
 from fednca.engine.evaluate import predict
 from fednca.errors import FedncaError
-from fednca.runs import Run, train
+from fednca.runs import Run, resume, train
 from fednca.setup import build_job
 from fednca.use.model import TrainedModel, to_pixels
 
@@ -80,13 +82,22 @@ def test_a_run_without_a_judged_round_has_no_model(tmp_path):
         TrainedModel(Run(tmp_path / "run"))
 
 
-def test_a_text_table_that_is_gone_is_named(tmp_path):
+def test_a_run_keeps_its_text_table_and_an_older_one_names_the_file_that_is_gone(tmp_path):
     table = tmp_path / "texts.npy"
     np.save(table, np.random.default_rng(0).normal(size=(10, 64)))
     options = {"text": str(table)}
     run = train(tiny(method__name="fedlgt", method__options=options, train__rounds=1), tmp_path / "run")
-    TrainedModel(run)
+    before = TrainedModel(run).model.head.texts
     table.unlink()
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    moved = Run(tmp_path / "moved")
+    assert torch.equal(TrainedModel(moved).model.head.texts, before)
+    assert resume(moved.folder).finished
+    shutil.move(moved.folder, tmp_path / "run")
+    np.savez(tmp_path / "run/texts.npz", table=np.ones((10, 3)))
+    with pytest.raises(FedncaError, match=r"texts\.npz' is not the table of this model, .* \(10, 64\); put it back"):
+        TrainedModel(Run(tmp_path / "run"))
+    (tmp_path / "run/texts.npz").unlink()  # as in older runs
     with pytest.raises(FedncaError, match=r"needs the text table '.*texts\.npy', which is gone; put it back"):
         TrainedModel(Run(tmp_path / "run"))
 

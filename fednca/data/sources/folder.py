@@ -49,7 +49,7 @@ class Options(BaseOptions):
     site_column: str | None = None
     """Column of where an image comes from; left out: site or hospital where present."""
     classes: list[str] | None = None
-    """Classes to use, in this order; one that the table lacks is unknown for every image."""
+    """Classes to use, in this order, as cat,dog or ["cat","dog, sitting"]; one that the table lacks is unknown."""
     image_folder: str | None = None
     """Folder that the image paths start from, below the root; left out: images where it exists, else the root."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
