@@ -4,19 +4,23 @@ import fcntl
 import json
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fednca.config import Config
 from fednca.engine.loop import Record
 from fednca.errors import FedncaError, InUseError, RunFailedError
 from fednca.files import explain_write, named_in_utf8, resuming, write_atomic
+from fednca.models.text import keep_table
+from fednca.models.tokens import LabelTransformerHead
 
+TEXTS = "texts.npz"  # what a model with frozen texts takes from elsewhere
 PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "safetensors")
 
 
@@ -120,3 +124,10 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise InUseError(f"'{folder}' is in use by another process") from None
         yield
+
+
+def keep_texts(folder: Path, classes: Sequence[str], model: nn.Module) -> None:
+    """Keep the text table of a model that has one, which needs no file of elsewhere then."""
+    head = model.get_submodule("head")
+    if isinstance(head, LabelTransformerHead):
+        keep_table(folder / TEXTS, classes, head.texts)

@@ -20,14 +20,14 @@ from fednca.errors import FedncaError, RunFailedError
 from fednca.files import Writer, append_line, explain_write, is_utf8, named_in_utf8, resuming, write_atomic
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
-from fednca.models.text import keep_table
-from fednca.models.tokens import LabelTransformerHead
 from fednca.options import Options
 from fednca.runfiles import (
+    TEXTS,
     create_folder,
     default_folder,
     environment,
     forgotten_unless_begun,
+    keep_texts,
     locked,
     read_history,
     read_json,
@@ -45,8 +45,6 @@ from fednca.setup import (
     sites_note,
     unreadable_note,
 )
-
-TEXTS = "texts.npz"  # what a model with frozen texts takes from elsewhere
 
 
 class Run:
@@ -200,9 +198,7 @@ def _begin(
     facts["begun_in"] = str(Path.cwd())  # what relative paths of the config are meant from
     facts["unreadable"] = [each for split in federation.dataset.splits() for each in split.unreadable]
     write_atomic(run.folder / "environment.json", json.dumps(facts, indent=1).encode())
-    head = model.get_submodule("head")
-    if isinstance(head, LabelTransformerHead):
-        keep_table(run.folder / TEXTS, federation.dataset.classes, head.texts)
+    keep_texts(run.folder, federation.dataset.classes, model)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
     state = State(0, Server(weights, run.method.start_server(trainable)))

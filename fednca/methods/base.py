@@ -108,9 +108,7 @@ class Method:
     closes: ClassVar[bool] = False  # has a closing exchange
 
     clients: int = 1  # of the federation, set by whoever creates the method
-    kept_texts: Path | None = (
-        None  # where a run keeps the text table, which is then read in place of the configured one
-    )
+    kept_texts: Path | None = None  # a run's own text table, read in place of the configured one where it is there
     note: str = ""  # what must be said wherever the learner's results are shown
 
     betas: tuple[float, float] | None = None  # AdamW's, where the config leaves them open

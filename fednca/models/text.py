@@ -47,7 +47,7 @@ def text_table(classes: Sequence[str], dim: int, source: str = "auto", seed: int
 
 
 def keep_table(path: Path, classes: Sequence[str], texts: Tensor) -> None:
-    """Write the rows (C, d) of a model, which need no file of elsewhere then, as a text table."""
+    """Write the rows (C, d) of a model as a text table."""
     write_arrays(path, {"names": np.array(classes), "table": texts.numpy(force=True)})
 
 

@@ -17,7 +17,8 @@ from fednca.errors import FedncaError
 from fednca.evidence import evidence
 from fednca.files import resuming
 from fednca.methods.fedlgt import FedLGTHyper
-from fednca.runs import TEXTS, Run
+from fednca.runfiles import TEXTS
+from fednca.runs import Run
 from fednca.setup import build_store, pick_device
 
 Source = str | Path | Image.Image | NDArray[np.uint8]
