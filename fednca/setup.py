@@ -43,11 +43,15 @@ def read_dataset(config: Config) -> Dataset:
 
 
 def load_dataset(config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
-    """Load the configured dataset at the configured size; images are decoded and resized once, then kept.
+    """Load the configured dataset at the configured size."""
+    return decode(read_dataset(config), config, progress, verify=verify)
+
+
+def decode(dataset: Dataset, config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
+    """Bring a dataset that was read to the configured size; images are decoded and resized once, then kept.
 
     With `verify`, the checksums of what was kept are recomputed.
     """
-    dataset = read_dataset(config)
 
     def ready(part: str, split: Split) -> Split:
         return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"), verify)
