@@ -56,7 +56,7 @@ def unchanged(folder: Path, data: str) -> Iterator[None]:
     known = path.exists()
     if known and path.read_text() != data:
         raise ChangedDataError(
-            "the images, labels or splits of this site are not those that it began this run with; "
+            "the images, classes, labels or splits of this site are not those that it began this run with; "
             "put table and site.toml back as they were, or begin a new run"
         )
     yield

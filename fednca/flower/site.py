@@ -18,7 +18,7 @@ from fednca.data.federation import Federation, fingerprint, hold_out
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.engine.batches import Shard
 from fednca.errors import FedncaError
-from fednca.flower.classes import to_joint
+from fednca.flower.classes import check_known, to_joint
 from fednca.flower.config import SiteConfig, load_site
 from fednca.flower.tasks import Task
 from fednca.methods import method_class
@@ -49,6 +49,7 @@ class Site:
 
     def shard(self, part: str, classes: tuple[str, ...], device: torch.device) -> Shard:
         """Return the images of a part with their labels in the federation's classes."""
+        check_known(self.name, self.classes, classes)
         own = self.parts[part]
         store = build_store(self.config, own.split.images, device)
         return Shard.build(store, own.rows, to_joint(own.labels, self.classes, classes))

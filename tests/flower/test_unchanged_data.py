@@ -97,6 +97,31 @@ def test_a_folder_that_was_moved_as_a_whole_has_the_same_data(site, tmp_path):
     assert digest(tmp_path / "elsewhere/site.toml") == before
 
 
+def test_a_class_added_before_a_sites_first_work_is_refused_until_it_is_taken_out(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("fednca.flower.client.LOG.parent.propagate", True)
+    sites = write_sites(tmp_path / "sites", dict.fromkeys(["east", "north"], DIGITS), images=36)
+    table = sites["north"].parent / "labels.csv"
+    before = table.read_text()
+
+    def change(message, reply):
+        rounds = message.metadata.group_id
+        if message.metadata.message_type == "query":
+            write(table, [[*row, "mass" if number == 0 else "1"] for number, row in enumerate(read(table))])
+        elif rounds == "1" and message.metadata.message_type == "evaluate":
+            table.write_text(before)
+        return reply
+
+    grid = InProcessGrid(*({"site": str(path)} for path in sites.values()))
+    grid.nodes[999].fault = change
+    config = tiny(method__name="fedavg", train__rounds=2)
+    run = Run(serve(grid, settings_for(config, tmp_path, sites=list(sites), min_sites=1)))
+
+    refused = {"north": "it could not do its part (FedncaError); its own log says why"}
+    assert [record["left_out"] for record in run.history] == [refused, {}]
+    assert "site 'north' has class 'mass', which the federation does not" in caplog.text
+    assert "take it out at the site" in caplog.text
+
+
 def test_a_site_whose_table_changes_is_left_out_until_it_is_put_back(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("fednca.flower.client.LOG.parent.propagate", True)
     sites = write_sites(tmp_path / "sites", dict.fromkeys(["east", "north", "south"], DIGITS), images=36)
