@@ -176,6 +176,14 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 def pick_device(name: str) -> torch.device:
     """Return the device by name; `auto` is the GPU where there is one."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of a GPU: the default's 8 hold up more streams
+    device = read_device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise FedncaError(f"device '{name}' is not there: torch finds {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def read_device(name: str) -> torch.device:
+    """Return the device by name, whether it is there or not."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -184,6 +192,4 @@ def pick_device(name: str) -> torch.device:
         device = torch.device("meta")
     if device.type not in {"cpu", "cuda"}:
         raise FedncaError(f"device '{name}' is not known (known: auto, cpu, cuda, cuda:N)")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise FedncaError(f"device '{name}' is not there: torch finds {torch.cuda.device_count()} CUDA devices")
     return device

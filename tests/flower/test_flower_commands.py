@@ -122,6 +122,14 @@ FAULTS = {
         "has no federation",
     ),
     "site's setting": (lambda t: edit(t / "sites/east/site.toml", "device", "devise"), "did you mean 'device'?"),
+    "site's device": (
+        lambda t: edit(t / "sites/east/site.toml", 'device = "auto"', 'device = "kuda"'),
+        "east/site.toml': device 'kuda' is not known (known: auto, cpu, cuda, cuda:N)",
+    ),
+    "server's device": (
+        lambda t: edit(t / "server/server.toml", "[overrides.train]", "[overrides]\ndevice='gpu:0'\n[overrides.train]"),
+        "server.toml': device 'gpu:0' is not known",
+    ),
     "no folder": (lambda t: edit(t / "sites/north/site.toml", '"data"', '"dta"'), "dta' is not a folder"),
     "no images": (lambda t: shutil.rmtree(t / "sites/north/data/images"), "which is not there"),
     "a broken image": (lambda t: break_image(t), "is cut off, damaged"),
@@ -159,6 +167,11 @@ FAULTS = {
 def break_image(trial):
     path = sorted((trial / "sites/north/data/images").iterdir())[-1]
     path.write_bytes(path.read_bytes()[:60])
+
+
+def test_a_device_may_be_one_that_this_machine_lacks(trial, capsys):
+    edit(trial / "sites/east/site.toml", 'device = "auto"', 'device = "cuda:99"')
+    assert main(["flower", "check", str(trial)]) == 0
 
 
 def test_images_that_are_to_be_left_out_may_be_broken(trial, capsys):
