@@ -309,7 +309,8 @@ def test_what_leaves_counts_bytes_as_the_checkpoint_does(capsys, tmp_path):
         (["--method", "scafold"], "did you mean 'scaffold'?"),
         (["--method", "centralized"], "has no federation"),
         (["--dataset", "folder"], "give --classes"),
-        (["--classes", "1"], "--classes is 1"),
+        *[(["--classes", given], f"--classes is {given}; give 2 to 30000") for given in ("1", "0", "-3", str(10**12))],
+        (["--dataset", "folder", "--classes", "0"], "--classes is 0; give 2 to 30000"),
         (["--presets", "demo"], "--presets"),
     ],
 )
