@@ -18,6 +18,10 @@ class InUseError(FedncaError):
     """A folder that another process works in."""
 
 
+class ChangedDataError(FedncaError):
+    """Data of a site that are not those it began a run with."""
+
+
 class RunFailedError(FedncaError):
     """A run that could not go on (a non-finite loss, a full disk); what was done so far is on disk."""
 

@@ -44,11 +44,15 @@ def read_dataset(config: Config) -> Dataset:
 
 
 def load_dataset(config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
-    """Load the configured dataset at the configured size; images are decoded and resized once, then kept.
+    """Load the configured dataset at the configured size."""
+    return decode(read_dataset(config), config, progress, verify=verify)
+
+
+def decode(dataset: Dataset, config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
+    """Bring a dataset that was read to the configured size; images are decoded and resized once, then kept.
 
     With `verify`, the checksums of what was kept are recomputed.
     """
-    dataset = read_dataset(config)
 
     def ready(part: str, split: Split) -> Split:
         return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"), verify)
@@ -191,6 +195,14 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 def pick_device(name: str) -> torch.device:
     """Return the device by name; `auto` is the GPU where there is one."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of a GPU: the default's 8 hold up more streams
+    device = read_device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise FedncaError(f"device '{name}' is not there: torch finds {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def read_device(name: str) -> torch.device:
+    """Return the device by name, whether it is there or not."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -199,6 +211,4 @@ def pick_device(name: str) -> torch.device:
         device = torch.device("meta")
     if device.type not in {"cpu", "cuda"}:
         raise FedncaError(f"device '{name}' is not known (known: auto, cpu, cuda, cuda:N)")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise FedncaError(f"device '{name}' is not there: torch finds {torch.cuda.device_count()} CUDA devices")
     return device

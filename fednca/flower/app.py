@@ -1,5 +1,6 @@
 """The Flower app: `flwr run` starts `server` at the SuperLink, and `client` at every SuperNode."""
 
+import logging
 from pathlib import Path
 
 from flwr.app import Context
@@ -15,8 +16,17 @@ from fednca.flower.server import serve
 BUNDLE = Path(__file__).parent / "bundle"
 
 
+def without_traceback(record: logging.LogRecord) -> bool:
+    """Shorten what Flower logs of a mistake that a user can mend to its one sentence."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedncaError):
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error}", (), None
+    return True
+
+
 def run(grid: Grid, context: Context) -> None:
     """Serve the run that the run config's `server` describes; `resume=true` goes on with it."""
+    logging.getLogger("flwr").addFilter(without_traceback)
     again = context.run_config["resume"]
     if not isinstance(again, bool):
         raise FedncaError(f"resume is true or false, without quotes; found '{again}'")

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -119,13 +119,14 @@ def check_norm(update: Update, server: Server, largest: float, lr: float) -> Non
         raise FedncaError(f"its extra tensors have norm {extra:.3g}, where at most {largest / lr:.3g} is plausible")
 
 
-def read_histograms(content: RecordDict, part: str, shape: tuple[int, int, int], images: int) -> Tensor:
+def read_histograms(content: RecordDict, shape: tuple[int, int, int], images: Mapping[str, int]) -> Tensors:
     """Take score histograms (2, C, bins + 1) out of an answer, which must be counts of a site's images."""
     found = read_tensors(content, "histograms", dict.fromkeys(("val", "test"), torch.empty(shape, dtype=torch.int64)))
-    counts = found[part]
-    if bool((counts < 0).any()) or bool((counts > images).any()) or bool((counts.sum((0, 2)) > images).any()):
-        raise FedncaError(f"its histograms for {part} do not count {images} images")
-    return counts
+    for part, counts in found.items():
+        most = images[part]
+        if bool((counts < 0).any()) or bool((counts > most).any()) or bool((counts.sum((0, 2)) > most).any()):
+            raise FedncaError(f"its histograms for {part} do not count {most} images")
+    return found
 
 
 def norm(tensors: Iterable[Tensor]) -> float:

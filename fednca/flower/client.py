@@ -15,7 +15,7 @@ from fednca.engine.batches import Shard
 from fednca.engine.calibrate import score_histograms
 from fednca.engine.eager import EagerEngine
 from fednca.errors import FedncaError
-from fednca.flower.kept import load_state, save_state
+from fednca.flower.kept import load_state, save_state, unchanged
 from fednca.flower.privacy import privatize_update
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.site import Site, open_site
@@ -133,7 +133,7 @@ def at_work(message: Message, context: Context) -> Iterator[Work]:
     site = open_site(context, task)
     device = pick_device(site.config.device)
     torch.backends.cudnn.deterministic = True  # a round repeats itself
-    with cpu_threads(site.config.threads):
+    with unchanged(site.state, site.data), cpu_threads(site.config.threads):
         engine = _build(site.config.model_dump_json(), task.classes, device)
         work = Work(task, site, engine, device, message.content)
         for name, constant in work.tensors("constants").items():

@@ -12,6 +12,8 @@ from fednca.flags import add_config_flags
 if TYPE_CHECKING:
     from rich.console import Console
 
+MOST_CLASSES = 30_000  # beyond, what a site sends does not fit into the memory of many machines
+
 Add = Callable[[str, Callable[..., None], str], ArgumentParser]
 
 
@@ -125,11 +127,11 @@ def count_classes(given: int | None, dataset: str) -> int:
     """Return the number of classes: as given, else as the dataset has."""
     from fednca.data.sources import get_source
 
+    if given is not None and not 2 <= given <= MOST_CLASSES:
+        raise FedncaError(f"--classes is {given}; give 2 to {MOST_CLASSES}")
     classes = len(get_source(dataset).CLASSES) if given is None else given
     if not classes:
         raise FedncaError(f"dataset '{dataset}' does not say how many classes there are; give --classes")
-    if classes < 2:
-        raise FedncaError(f"--classes is {classes}; give 2 or more")
     return classes
 
 

@@ -89,7 +89,7 @@ class SiteConfig(Options):
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of an operation; left out: as the server's config says."""
     state: str = "state"
-    """Folder for what the method keeps at the site from round to round; that of the latest three runs stays."""
+    """Folder for what the method keeps in the latest three runs, and for a digest of the data that each began with."""
     cache: str | None = None
     """Folder where decoded images are kept; left out: the user's cache folder."""
 

@@ -5,14 +5,18 @@ The server says which version counts: the one after the last round in which it t
 done again after a restart of the server, or whose update came too late, then starts from where it started before.
 
 Each run has a folder of its own, named by its id; when a run begins, all but the latest others are removed.
+What tells whether the site's data are still the same lies beside it, and stays.
 """
 
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
-from fednca.files import explain_write
+from fednca.errors import ChangedDataError
+from fednca.files import explain_write, write_atomic
 from fednca.methods.base import Server, Tensors
 
 RUNS = 3  # whose states a site keeps
@@ -40,6 +44,26 @@ def save_state(folder: Path, number: int, accepted: int, state: Tensors) -> None
     for path in folder.glob("round-*"):
         if path.stem not in keep:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def unchanged(folder: Path, data: str) -> Iterator[None]:
+    """Note the digest of a site's data after its first work for a run, and refuse to work with others later.
+
+    Dealt anew after a row more or less, images that were for test would be trained on.
+    """
+    path = folder.with_suffix(".data")
+    known = path.exists()
+    if known and path.read_text() != data:
+        raise ChangedDataError(
+            "the images, classes, labels or splits of this site are not those that it began this run with; "
+            "put table and site.toml back as they were, or begin a new run"
+        )
+    yield
+    if not known:
+        with explain_write(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data.encode())
 
 
 def forget_runs(folder: Path, keep: int) -> None:

@@ -21,6 +21,7 @@ from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig, load_server, load_site
 from fednca.flower.site import FEWEST, deal
 from fednca.flower.trial import subject_name
+from fednca.setup import read_device
 
 Problems = Iterator[str]
 Watch = Callable[[Iterable[None], str, int], Iterable[None]]  # shows how far something is: steps, what, how many
@@ -71,6 +72,7 @@ def check_server(folder: Path) -> Problems:
         settings = load_server(path)
         config = settings.run_config()
         check_fit(settings, config, create_method(config))
+        read_device(config.device)
     except FedncaError as error:
         yield f"'{path}': {error}"
 
@@ -80,6 +82,7 @@ def check_site(folder: Path, classes: dict[str, tuple[str, ...]], watch: Watch) 
     path = folder / "site.toml"
     try:
         site = load_site(path)
+        read_device(site.device)  # its name only: this may be another machine than the site's
         root = Path(site.root)
         if not root.is_dir():
             raise FedncaError(f"root '{root}' is not a folder; name the one with labels.csv and the images")

@@ -249,16 +249,13 @@ def close_model(job: Coordinator, server: Server, number: int, missing: dict[str
     return job.method.close_server(server, sums) if len(sums) >= job.settings.min_sites else None
 
 
-def collect_histograms(
-    job: Coordinator, server: Server, number: int, missing: dict[str, str]
-) -> dict[str, dict[str, Tensor]]:
+def collect_histograms(job: Coordinator, server: Server, number: int, missing: dict[str, str]) -> dict[str, Tensors]:
     """Let all sites judge a model and return their histograms for val and test."""
     tasks = [(site, job.task(site, number)) for site in sorted(job.roster.present) if site not in missing]
     shape = (2, len(job.classes), job.config.calibrate.bins + 1)
 
-    def read(site: str, content: RecordDict) -> dict[str, Tensor]:
-        images = job.roster.present[site].images
-        return {part: read_histograms(content, part, shape, images[part]) for part in ("val", "test")}
+    def read(site: str, content: RecordDict) -> Tensors:
+        return read_histograms(content, shape, job.roster.present[site].images)
 
     answers = job.ask(MessageType.EVALUATE, tasks, {"weights": to_arrays(server.weights)}, read)
     missing |= answers.missing

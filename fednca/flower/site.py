@@ -1,8 +1,11 @@
 """A site's own images: the folder that its site.toml names or, in a simulation, its part of the config's partition."""
 
 import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +14,15 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fednca.config import Config, build_config
-from fednca.data.federation import Federation, hold_out
-from fednca.data.types import Dataset, Split
+from fednca.data.federation import Federation, fingerprint, hold_out
+from fednca.data.types import Dataset, FileImages, Split
 from fednca.engine.batches import Shard
 from fednca.errors import FedncaError
-from fednca.flower.classes import to_joint
+from fednca.flower.classes import check_known, to_joint
 from fednca.flower.config import SiteConfig, load_site
 from fednca.flower.tasks import Task
 from fednca.methods import method_class
-from fednca.setup import build_store, federate, load_dataset
+from fednca.setup import build_store, decode, federate, read_dataset
 
 FEWEST = 2  # training images of a site: BatchNorm cannot train on one
 
@@ -42,9 +45,11 @@ class Site:
     classes: tuple[str, ...]
     parts: dict[str, Part]
     state: Path  # where the method's state stays
+    data: str  # digest of what all this was dealt from; it never leaves the site
 
     def shard(self, part: str, classes: tuple[str, ...], device: torch.device) -> Shard:
         """Return the images of a part with their labels in the federation's classes."""
+        check_known(self.name, self.classes, classes)
         own = self.parts[part]
         store = build_store(self.config, own.split.images, device)
         return Shard.build(store, own.rows, to_joint(own.labels, self.classes, classes))
@@ -62,8 +67,11 @@ def open_site(context: Context, task: Task) -> Site:
 def open_folder(settings: SiteConfig, task: Task) -> Site:
     """Open a folder of images with a table of labels; nothing of the server's config can name a file of the site."""
     config = site_config(settings, task.config)
-    dataset = load_dataset(config)
-    return Site(settings.name, config, dataset.classes, deal(dataset, settings), Path(settings.state) / task.run)
+    table = read_dataset(config)
+    dataset = decode(table, config)
+    parts = deal(dataset, settings)
+    data = digest_data(dataset, parts, image_names(table, settings.root))
+    return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / task.run, data)
 
 
 def deal(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
@@ -75,6 +83,21 @@ def deal(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
     else:
         parts = {"train": _part(train), "val": _part(val)}
     return parts | {"test": _part(dataset.test)}
+
+
+def digest_data(dataset: Dataset, parts: Mapping[str, Part], names: Sequence[str] = ()) -> str:
+    """Digest labels and groups as for a run's partition.npz, who is in which part, and the images' names."""
+    digest = blake2b(fingerprint(dataset, *dataset.splits()).encode(), digest_size=16)
+    for own in parts.values():
+        digest.update(own.rows.tobytes())
+    digest.update(repr(names).encode())
+    return digest.hexdigest()
+
+
+def image_names(table: Dataset, root: str) -> list[str]:
+    """Return the names of all images below the root, which may be moved as a whole."""
+    files = [split.images.paths for split in table.splits() if isinstance(split.images, FileImages)]
+    return [os.path.relpath(path, root) for paths in files for path in paths]
 
 
 def site_config(settings: SiteConfig, config: Config) -> Config:
@@ -116,7 +139,8 @@ def open_partition(client: int, task: Task) -> Site:
         "test": _part(test, np.arange(client, len(test), clients)),
     }
     name = simulated_names(clients)[client]
-    return Site(name, task.config, federation.dataset.classes, parts, Path(task.folder) / name)
+    data = digest_data(federation.dataset, parts)
+    return Site(name, task.config, federation.dataset.classes, parts, Path(task.folder) / name, data)
 
 
 def simulated_names(clients: int) -> list[str]:

@@ -46,13 +46,23 @@ def test_metrics_of_histograms_are_those_of_the_scores(threshold):
 
 def test_sites_are_judged_together_and_one_by_one():
     config = CalibrateConfig(bins=1000)
-    parts = {site: scores_and_labels(150, seed=seed) for seed, site in enumerate(["north", "south"])}
-    sent = {site: dict.fromkeys(("val", "test"), score_histograms(*own, config)) for site, own in parts.items()}
-    _, record = judge(sent, config)
-    pooled = multilabel_metrics(*(torch.cat(each) for each in zip(*parts.values(), strict=True)))
-    assert record["val"]["macro_f1"] == pytest.approx(pooled.macro_f1)
-    for site, own in parts.items():
-        assert record["by_site"][site]["test"]["macro_f1"] == pytest.approx(multilabel_metrics(*own).macro_f1)
+    scored = {  # four different ones, two parts of two sites
+        site: {part: scores_and_labels(150, seed=10 * far + near) for near, part in enumerate(["val", "test"])}
+        for far, site in enumerate(["north", "south"])
+    }
+    sent = {site: {part: score_histograms(*each, config) for part, each in own.items()} for site, own in scored.items()}
+    thresholds, record = judge(sent, config)
+    for part in ("val", "test"):
+        everybody = [torch.cat(each) for each in zip(*(own[part] for own in scored.values()), strict=True)]
+        assert record[part]["macro_f1"] == pytest.approx(multilabel_metrics(*everybody).macro_f1)
+        calibrated = multilabel_metrics(*everybody, thresholds).macro_f1
+        assert record["calibrated"][part]["macro_f1"] == pytest.approx(calibrated)
+        for site, own in scored.items():
+            found = record["by_site"][site]
+            assert found[part]["macro_f1"] == pytest.approx(multilabel_metrics(*own[part]).macro_f1)
+            calibrated = multilabel_metrics(*own[part], thresholds).macro_f1
+            assert found["calibrated"][part]["macro_f1"] == pytest.approx(calibrated)
+            assert not any(name.startswith("class_") for name in found[part])
 
 
 def test_a_class_that_nobody_knows_has_no_metrics():

@@ -122,6 +122,14 @@ FAULTS = {
         "has no federation",
     ),
     "site's setting": (lambda t: edit(t / "sites/east/site.toml", "device", "devise"), "did you mean 'device'?"),
+    "site's device": (
+        lambda t: edit(t / "sites/east/site.toml", 'device = "auto"', 'device = "kuda"'),
+        "east/site.toml': device 'kuda' is not known (known: auto, cpu, cuda, cuda:N)",
+    ),
+    "server's device": (
+        lambda t: edit(t / "server/server.toml", "[overrides.train]", "[overrides]\ndevice='gpu:0'\n[overrides.train]"),
+        "server.toml': device 'gpu:0' is not known",
+    ),
     "no folder": (lambda t: edit(t / "sites/north/site.toml", '"data"', '"dta"'), "dta' is not a folder"),
     "no images": (lambda t: shutil.rmtree(t / "sites/north/data/images"), "which is not there"),
     "a broken image": (lambda t: break_image(t), "is cut off, damaged"),
@@ -159,6 +167,11 @@ FAULTS = {
 def break_image(trial):
     path = sorted((trial / "sites/north/data/images").iterdir())[-1]
     path.write_bytes(path.read_bytes()[:60])
+
+
+def test_a_device_may_be_one_that_this_machine_lacks(trial, capsys):
+    edit(trial / "sites/east/site.toml", 'device = "auto"', 'device = "cuda:99"')
+    assert main(["flower", "check", str(trial)]) == 0
 
 
 def test_images_that_are_to_be_left_out_may_be_broken(trial, capsys):
@@ -296,7 +309,8 @@ def test_what_leaves_counts_bytes_as_the_checkpoint_does(capsys, tmp_path):
         (["--method", "scafold"], "did you mean 'scaffold'?"),
         (["--method", "centralized"], "has no federation"),
         (["--dataset", "folder"], "give --classes"),
-        (["--classes", "1"], "--classes is 1"),
+        *[(["--classes", given], f"--classes is {given}; give 2 to 30000") for given in ("1", "0", "-3", str(10**12))],
+        (["--dataset", "folder", "--classes", "0"], "--classes is 0; give 2 to 30000"),
         (["--presets", "demo"], "--presets"),
     ],
 )

@@ -2,9 +2,12 @@
 
 import os
 
+import pytest
 import torch
+from helpers import Stop
 
-from fednca.flower.kept import load_state, save_state
+from fednca.errors import ChangedDataError
+from fednca.flower.kept import load_state, save_state, unchanged
 
 DAY = 86400
 
@@ -47,3 +50,19 @@ def test_clients_of_a_simulation_do_not_remove_each_others(tmp_path):
     for number in range(5):
         save_state(tmp_path / f"client-{number:04d}", 1, 0, {"w": torch.zeros(1)})
     assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_data_are_noted_after_the_first_work_that_went_well(tmp_path):
+    folder = tmp_path / "state" / ("0" * 16)
+    with pytest.raises(Stop), unchanged(folder, "a table that was mended since"):
+        raise Stop
+    for _ in range(2):
+        with unchanged(folder, "a table"):
+            pass
+    with pytest.raises(ChangedDataError, match="begin a new run"), unchanged(folder, "another table"):
+        pytest.fail("it was worked with")
+    for number in range(1, 6):  # further runs, whose states push out that of the first
+        with unchanged(tmp_path / "state" / f"{number:016x}", "another table"):
+            keep_run(tmp_path / "state", number)
+    with pytest.raises(ChangedDataError), unchanged(folder, "another table"):
+        pytest.fail("it was worked with")

@@ -4,9 +4,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from logging import ERROR
 
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.common.logger import FLOWER_LOGGER, log
 from helpers import Stop, tiny
 from in_process import assert_same, engine_rounds, serve_until, settings_for, simulated
 
@@ -97,6 +99,21 @@ def test_a_quoted_false_does_not_resume(tmp_path):
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=asked)
     with pytest.raises(FedncaError, match="without quotes; found 'false'"):
         fednca.flower.app.run(simulated(), context)
+
+
+def test_flower_logs_the_sentence_of_a_mistake_without_a_traceback(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)
+    monkeypatch.setattr(FLOWER_LOGGER, "filters", [])
+    asked = {"server": str(tmp_path / "server.toml"), "resume": False}
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=asked)
+    with pytest.raises(FedncaError) as mistake:
+        fednca.flower.app.run(simulated(), context)
+    for error in (mistake.value, ValueError("a defect of ours")):
+        log(ERROR, "%s raised an exception", "ServerApp", exc_info=error)  # as Flower does with whatever comes out
+    mended, defect = map(caplog.handler.format, caplog.records)
+    assert "Traceback" not in mended
+    assert f"ServerApp raised an exception: {mistake.value}" in mended
+    assert "ValueError: a defect of ours" in defect
 
 
 def test_a_resumed_run_has_the_classes_it_began_with(tmp_path):
