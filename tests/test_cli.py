@@ -267,7 +267,10 @@ def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_
     )
     assert 0 < len(Run(folder).history) < most
     methods = ["--methods", "fedavg", "--seeds", "2"]
-    assert told("bench", config, *methods, "--out", bench) == f"fednca: {sentence}; the same command goes on\n"
+    assert (
+        told("bench", config, *methods, "--rounds", "20", "--out", bench)
+        == f"fednca: {sentence}; the same command goes on\n"
+    )
 
 
 @pytest.mark.parametrize(

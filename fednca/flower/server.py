@@ -27,7 +27,7 @@ from fednca.flower.site import simulated_names
 from fednca.flower.tasks import TASK, Task
 from fednca.methods import create_method
 from fednca.methods.base import Method, Server
-from fednca.runfiles import environment, locked, read_history, read_json, truncate_history
+from fednca.runfiles import TEXTS, environment, keep_texts, locked, read_history, read_json, truncate_history
 from fednca.runs import select_rounds, write_out
 from fednca.setup import build_model, cpu_threads
 
@@ -118,6 +118,7 @@ def begin(
     (folder / "history.jsonl").unlink(missing_ok=True)  # of a start that was killed
     write_atomic(folder / "config.toml", config.to_toml().encode())
     write_atomic(folder / "environment.json", json.dumps(facts, indent=1).encode())
+    keep_texts(folder, joined, model)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
     state = State(0, Server(weights, method.start_server(trainable)))
@@ -141,6 +142,7 @@ def go_on(
     truncate_history(folder / "history.jsonl", state.round)
     joined = roster.classes = tuple(facts["classes"])
     gather(roster, settings)
+    method.learner.kept_texts = folder / TEXTS
     model = build_model(config, method, joined, pretrained="none")
     ledger = Ledger(folder / "privacy.json", settings.privacy)
     LOG.info("going on after round %s of %s", state.round, config.train.rounds)

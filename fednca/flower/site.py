@@ -140,7 +140,8 @@ def open_partition(client: int, task: Task) -> Site:
     }
     name = simulated_names(clients)[client]
     data = digest_data(federation.dataset, parts)
-    return Site(name, task.config, federation.dataset.classes, parts, Path(task.folder) / name, data)
+    config = task.config.replace(without_files(task.config))
+    return Site(name, config, federation.dataset.classes, parts, Path(task.folder) / name, data)
 
 
 def simulated_names(clients: int) -> list[str]:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from logging import ERROR
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
@@ -14,12 +15,14 @@ from in_process import assert_same, engine_rounds, serve_until, settings_for, si
 
 import fednca.engine.checkpoint
 import fednca.flower.app
+import fednca.flower.client
 import fednca.flower.server
 from fednca.engine.checkpoint import save_checkpoint
 from fednca.errors import FedncaError, RunFailedError
 from fednca.flower.server import serve
 from fednca.runfiles import locked
 from fednca.runs import Run
+from fednca.use.model import TrainedModel
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedcurv", "fedadam", "spherefed", "fednca-ml"])
@@ -122,6 +125,20 @@ def test_a_resumed_run_has_the_classes_it_began_with(tmp_path):
     serve_until(grid, settings, 2)
     run = Run(serve(grid, settings.model_copy(update={"classes": ["cat", "dog"]}), resume=True))
     assert_same(run.state("last").server, engine_rounds(config, [[0, 1, 2]] * 2))
+
+
+def test_a_resumed_run_needs_no_text_table_of_elsewhere(tmp_path):
+    table = tmp_path / "texts.npy"
+    np.save(table, np.random.default_rng(0).normal(size=(10, 64)))
+    config = tiny(method__name="fedlgt", method__options={"text": str(table)}, train__rounds=2)
+    expected = engine_rounds(config, [[0, 1, 2]] * 2)
+    grid, settings = simulated(), settings_for(config, tmp_path)
+    serve_until(grid, settings, 2)
+    table.unlink()
+    fednca.flower.client._build.cache_clear()
+    run = Run(serve(grid, settings, resume=True))
+    assert_same(run.state("last").server, expected)
+    assert TrainedModel(run).model.head.texts.shape == (10, 64)
 
 
 def test_a_run_killed_before_its_first_round_starts_anew_with_resume(tmp_path):
