@@ -1,15 +1,16 @@
 """What the server and each site are told: `server.toml` and `site.toml`."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fednca.config import Config, load_config, read_toml, validate
 from fednca.options import Options
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$"
+NAME = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}"
 
 
 class PrivacyConfig(Options):
@@ -71,10 +72,17 @@ class ServerConfig(Options):
         return config.replace({"engine": "eager"} | ({} if self.simulated else own))
 
 
+def fit_for_a_name(name: str) -> str:
+    """Return a site's name, unless it would not do as a folder's on every machine."""
+    if not re.fullmatch(NAME, name):
+        raise ValueError(f"'{name}' cannot name a site; use letters from a to z, digits, spaces and . _ - (64 at most)")
+    return name
+
+
 class SiteConfig(Options):
     """A site: where its images and labels are, and what it decides itself; paths are meant from site.toml's folder."""
 
-    name: str = Field(pattern=NAME)
+    name: Annotated[str, AfterValidator(fit_for_a_name)]
     """The site's name, as in the server's list."""
     root: str = "."
     """Folder of the table of labels and of the images."""

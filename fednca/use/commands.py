@@ -156,7 +156,7 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
         return
     unit = "images" if facts["groups"] is None else f"{facts['groups']} groups"
     title = f"{model.run.title} on {arguments.data}: percent with {how.confidence:.0%} intervals, {unit} resampled"
-    means = partial(means_table, title, {"all": facts, **facts.get("by", {})})
+    means = partial(means_table, title, [("all", facts), *facts.get("by", {}).items()])
     console.print(fit(means, console), fit(partial(classes_table, facts["classes"]), console))
 
 

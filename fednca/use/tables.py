@@ -34,14 +34,14 @@ def fit(table: Callable[[str], Table], console: Console) -> Table:
     return beside if whole <= console.width else table("\n")
 
 
-def means_table(title: str, rows: Mapping[str, Mapping[str, Any]], gap: str = " ") -> Table:
+def means_table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]], gap: str = " ") -> Table:
     """Show metrics in percent with their intervals, for all images and by group; `gap` is what stands between."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("", overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
     for label in SHOWN.values():
         table.add_column(label, justify="right", no_wrap=True)
-    for name, facts in rows.items():
+    for name, facts in rows:
         table.add_row(escape(name), str(facts["images"]), *(bounded(facts["metrics"][key], gap) for key in SHOWN))
     return table
 
