@@ -17,6 +17,7 @@ from fednca.errors import FedncaError
 from fednca.evidence import attention_maps, evidence, grad_cam
 from fednca.randomness import derive_seed, numpy_rng
 from fednca.setup import build_store, pick_device
+from fednca.use.data import choose_rows
 
 if TYPE_CHECKING:
     from fednca.runs import Run
@@ -51,18 +52,9 @@ def sample_rows(federation: Federation, most: int) -> NDArray[np.intp]:
 
 
 def choose_examples(labels: NDArray[np.int8], count: int) -> list[int]:
-    """Choose images that together show as many classes as possible, with several labels each; labels: (N, C)."""
-    shown = labels == 1
-    several = shown.sum(axis=1)
-    order = numpy_rng(SEED, "examples").permutation(np.flatnonzero(several >= min(2, several.max(initial=0))))
-    chosen: list[int] = []
-    seen = np.zeros(labels.shape[1], np.bool_)
-    while len(chosen) < min(count, len(order)):
-        left = [row for row in order if row not in chosen]
-        best = max(left, key=lambda row: int((shown[row] & ~seen).sum()))
-        seen |= shown[best]
-        chosen.append(int(best))
-    return chosen
+    """Choose images at random that together show many classes; labels: (N, C)."""
+    order = numpy_rng(SEED, "examples").permutation(len(labels))
+    return [int(row) for row in order[choose_rows(labels[order] == 1, count)]]
 
 
 def pixels(images: NDArray[np.uint8] | FileImages | StoredImages, rows: Sequence[int]) -> NDArray[np.uint8]:

@@ -225,3 +225,6 @@ def test_rows_are_chosen_for_the_classes_shown_least():
     assert choose_rows(shows, 2) == [2, 4]
     assert sorted(choose_rows(shows, 9)) == [0, 1, 2, 3, 4]
     assert choose_rows(np.zeros((0, 3), bool), 4) == []
+    alike = np.tile(np.array([1, 1, 0, 0, 0, 0], bool), (40, 1))
+    alike[11], alike[29], alike[30] = ([0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 0, 0])
+    assert choose_rows(alike, 3) == [0, 11, 29]
