@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fednca.config import Config, leaves, load_config, preset_names, source_name
 from fednca.errors import FedncaError, unknown_name
@@ -25,7 +25,7 @@ from fednca.flags import (
 )
 from fednca.flower import commands as flower_commands
 from fednca.loggers import LOGGERS, create_logger
-from fednca.output import Output, OutputError
+from fednca.output import OutputError, standard_output
 from fednca.report import commands as report_commands
 from fednca.use.commands import add_commands
 
@@ -55,16 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the sign for it still gets the rest
     try:
-        run_command(list(sys.argv[1:] if argv is None else argv))
+        with standard_output():
+            run_command(list(sys.argv[1:] if argv is None else argv))
     except FedncaError as error:
+        if isinstance(error, OutputError) and error.unread:
+            return 1
         sys.stderr.write(f"fednca: {error}\n")
         return 1 if isinstance(error, IncompleteError) else 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"fednca: stopped{stop}\n")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain when it ends
-        return 1
     except (OSError, MemoryError) as error:  # what no other place could explain better
         sys.stderr.write(f"fednca: {str(error) or 'not enough memory'}\n")
         return 2
@@ -78,7 +78,7 @@ def run_command(argv: list[str]) -> None:
         raise unknown_name("command", argv[0], commands, "fednca --help")
     arguments, rest = parser.parse_known_args([with_dashes(word) for word in argv])
     if arguments.version:
-        Output(sys.stdout).write(f"fednca {version('fednca')}\n")
+        sys.stdout.write(f"fednca {version('fednca')}\n")
         return
     if "command" not in arguments:
         if rest:
@@ -94,7 +94,7 @@ def run_command(argv: list[str]) -> None:
         overrides = {}
     from rich.console import Console
 
-    arguments.command(arguments, overrides, Console(file=cast(IO[str], Output(sys.stdout))))
+    arguments.command(arguments, overrides, Console())
 
 
 def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
@@ -213,8 +213,8 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
     cells = bench.cells()
     try:
         outcome = train_bench(bench, view_for(console, cells), arguments.at_once)
-    except (OutputError, SystemExit) as error:
-        raise FedncaError(f"{lost_output(error)}; the same command goes on") from None
+    except OutputError as error:
+        raise FedncaError(f"{error}; the same command goes on") from None
     if outcome.stopped:
         done = sum(cell.finished for cell in cells)
         raise KeyboardInterrupt(f"; {done} of {len(cells)} runs are done, and the same command goes on")
@@ -284,17 +284,12 @@ def tell_how_to_resume(folder: Path) -> Iterator[None]:
 
     try:
         yield
-    except (KeyboardInterrupt, OutOfMemoryError, OutputError, SystemExit) as error:
+    except (KeyboardInterrupt, OutOfMemoryError, OutputError) as error:
         begun = (folder / "config.toml").exists()
         way_on = f"; go on with {resuming(folder)}" if begun else ""
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(way_on) from None
-        if not isinstance(error, OutOfMemoryError):
-            raise FedncaError(f"{lost_output(error)}{way_on}") from None
+        if isinstance(error, OutputError):
+            raise FedncaError(f"{error}{way_on}") from None
         way_out = "free some of it, or use a smaller batch_size or image_size"
         raise FedncaError(f"the GPU's memory is full; {way_out}{way_on}") from None
-
-
-def lost_output(error: OutputError | SystemExit) -> str:
-    """Say why standard output takes nothing more; rich exits where a pipe is read no longer."""
-    return "standard output is read no longer" if isinstance(error, SystemExit) else str(error)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fednca.errors import FedncaError
 from fednca.flags import not_empty, whole
-from fednca.output import Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -254,9 +253,7 @@ def write(content: str, path: Path | None) -> None:
     """Write to a file, or to standard output; bytes of a file's name that are no UTF-8 as JSON would write them."""
     encoded = content.encode(errors="backslashreplace")
     if path is None:
-        output = Output(sys.stdout)
-        output.write(encoded.decode())
-        output.flush()
+        sys.stdout.write(encoded.decode())
         return
     from fednca.files import write_atomic
 
