@@ -241,7 +241,8 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
         dataset = load_dataset(config, view.on_prepare, verify=True)
     if note := unreadable_note(dataset):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
-    sizes = ", ".join(f"{len(s)} {part}" for part in ("train", "val", "test") if (s := getattr(dataset, part)))
+    parts = {part: getattr(dataset, part) for part in ("train", "val", "test")}
+    sizes = ", ".join(f"{len(split)} {part}" for part, split in parts.items() if split is not None)
     console.print(f"{dataset.name} is ready: {sizes}, {len(dataset.classes)} classes", highlight=False, markup=False)
 
 

@@ -239,7 +239,7 @@ def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
 
 
 def split_list(text: str) -> list[Any]:
-    """Split a list at its commas, or read it as JSON, whose quotes may hold commas.
+    """Split a list at its commas, or read it as JSON, whose quotes a shell leaves alone within others.
 
     >>> split_list("cat, dog"), split_list('["cat", "dog, sitting"]')
     (['cat', 'dog'], ['cat', 'dog, sitting'])
@@ -248,6 +248,8 @@ def split_list(text: str) -> list[Any]:
         found = json.loads(text)
     except ValueError:
         found = None
+        if text.lstrip().startswith("["):
+            raise FedncaError(f'list {text} is not JSON; put single quotes around it: \'["cat", "dog"]\'') from None
     return found if isinstance(found, list) else [part.strip() for part in text.split(",")]
 
 

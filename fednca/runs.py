@@ -155,6 +155,7 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
         if not (run.folder / "last.safetensors").exists():  # killed before the first checkpoint
             federation = federate(run.config, prepare_of(callbacks))
             pretrained = run.config.model.pretrained
+            (run.folder / TEXTS).unlink(missing_ok=True)  # its config may name another by now
             model = build_model(run.config, run.method, federation.dataset.classes, pretrained=pretrained)
             return _begin(run, federation, model, device, callbacks)
         try:

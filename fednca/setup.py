@@ -110,7 +110,7 @@ def sites_note(config: Config, federation: Federation) -> str:
     names = without_validation(federation) if config.partition.kind == "natural" else []
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     told = ", ".join(names[:MOST_NAMED]) + more
-    return f"sites without validation images, which train on all they have: {told}" if names else ""
+    return f"sites without validation images: {told}" if names else ""
 
 
 def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pretrained: str) -> nn.Module:

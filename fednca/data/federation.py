@@ -213,8 +213,10 @@ def _leave_at_sites(dataset: Dataset, split: Split, rows: NDArray[np.intp]) -> P
 def _check_sites(names: tuple[str, ...], partition: Partition, min_samples: int) -> None:
     for name, rows in zip(names, partition.clients, strict=True):
         if len(rows) < min_samples:
-            way_out = "lower min_samples" if len(rows) else "give it some"
+            if not len(rows):
+                why = "its images cannot be read, are for test or validation, or of groups that count for another site"
+                raise FedncaError(f"site '{name}' has no training images: {why}; leave it out, or give rows a split")
             raise FedncaError(
                 f"site '{name}' has {len(rows)} training images, min_samples is {min_samples}; "
-                f"{way_out} or leave the site out of the data"
+                "lower min_samples or leave the site out of the data"
             )

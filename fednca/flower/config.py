@@ -75,7 +75,8 @@ class ServerConfig(Options):
 def fit_for_a_name(name: str) -> str:
     """Return a site's name, unless it would not do as a folder's on every machine."""
     if not re.fullmatch(NAME, name):
-        raise ValueError(f"'{name}' cannot name a site; use letters from a to z, digits, spaces and . _ - (64 at most)")
+        rule = "begin with a letter from a to z or a digit, then use these, spaces and . _ - (64 at most)"
+        raise ValueError(f"'{name}' cannot name a site; {rule}")
     return name
 
 

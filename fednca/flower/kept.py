@@ -8,6 +8,7 @@ Each run has a folder of its own, named by its id; when a run begins, all but th
 What tells whether the site's data are still the same lies beside it, and stays.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
-from fednca.errors import ChangedDataError
+from fednca.errors import ChangedDataError, FedncaError
 from fednca.files import explain_write, write_atomic
 from fednca.methods.base import Server, Tensors
 
@@ -53,6 +54,7 @@ def unchanged(folder: Path, data: str) -> Iterator[None]:
     Dealt anew after a row more or less, images that were for test would be trained on.
     """
     path = folder.with_suffix(".data")
+    check_writable(path.parent)
     known = path.exists()
     if known and path.read_text() != data:
         raise ChangedDataError(
@@ -64,6 +66,13 @@ def unchanged(folder: Path, data: str) -> Iterator[None]:
         with explain_write(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data.encode())
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which, or as which, nothing can be written."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise FedncaError(f"folder '{folder}' cannot be written; let the node do so, or name another as `state`")
 
 
 def forget_runs(folder: Path, keep: int) -> None:

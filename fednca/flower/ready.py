@@ -19,6 +19,8 @@ from fednca.data.types import Dataset, FileImages
 from fednca.errors import FedncaError
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig, load_server, load_site
+from fednca.flower.kept import check_writable
+from fednca.flower.roster import Announced, check_judged
 from fednca.flower.site import FEWEST, deal
 from fednca.flower.trial import subject_name
 from fednca.setup import read_device
@@ -37,12 +39,12 @@ def find_problems(folder: Path, watch: Watch = lambda steps, what, total: steps)
     problems: list[str] = []
     if server is not None:
         problems += [*explained(check_server, server), *explained(check_server_certificate, server)]
-    classes: dict[str, tuple[str, ...]] = {}
+    here: dict[str, Announced] = {}
     for site in sites:
-        problems += [*check_site(site, classes, watch), *explained(check_site_keys, site)]
+        problems += [*check_site(site, here, watch), *explained(check_site_keys, site)]
         problems += [*explained(check_registered, site), *explained(check_same_authority, site)]
     if server is not None and not problems:
-        problems += explained(lambda server: check_together(load_server(server / "server.toml"), classes), server)
+        problems += explained(lambda server: check_together(load_server(server / "server.toml"), here), server)
     return list(dict.fromkeys(problems))  # two checks may stumble over the same thing
 
 
@@ -77,8 +79,8 @@ def check_server(folder: Path) -> Problems:
         yield f"'{path}': {error}"
 
 
-def check_site(folder: Path, classes: dict[str, tuple[str, ...]], watch: Watch) -> list[str]:
-    """Check site.toml, the table of labels, and that all images can be read; note the site's classes."""
+def check_site(folder: Path, here: dict[str, Announced], watch: Watch) -> list[str]:
+    """Check site.toml, the table of labels, and that all images can be read; note what the site would tell."""
     path = folder / "site.toml"
     try:
         site = load_site(path)
@@ -86,11 +88,13 @@ def check_site(folder: Path, classes: dict[str, tuple[str, ...]], watch: Watch) 
         root = Path(site.root)
         if not root.is_dir():
             raise FedncaError(f"root '{root}' is not a folder; name the one with labels.csv and the images")
-        if site.name in classes:
+        check_writable(Path(site.state))
+        if site.name in here:
             raise FedncaError(f"another site is '{site.name}' already; give each its own name")
         options = validate(folder_source.Options, site.options, "options")
         found = folder_source.load(options, root)
-        if len(deal(found, site)["train"].rows) < FEWEST:
+        images = {part: len(own.rows) for part, own in deal(found, site).items()}
+        if images["train"] < FEWEST:
             raise FedncaError(f"the table leaves fewer than {FEWEST} images for training; add rows for it")
         for name, labels in zip(found.classes, found.train.labels.T, strict=True):
             if (labels < 0).all():
@@ -99,7 +103,7 @@ def check_site(folder: Path, classes: dict[str, tuple[str, ...]], watch: Watch) 
             check_images(found, site.name, watch)
     except FedncaError as error:
         return [f"'{path}': {error}"]
-    classes[site.name] = found.classes
+    here[site.name] = Announced(site.name, 0, found.classes, images)
     return []
 
 
@@ -116,12 +120,14 @@ def check_images(dataset: Dataset, site: str, watch: Watch) -> None:
             pass
 
 
-def check_together(settings: ServerConfig, classes: dict[str, tuple[str, ...]]) -> Problems:
-    """Check that the sites that are here are in the server's list and speak of the same classes."""
-    for name in classes.keys() - set(settings.sites):
+def check_together(settings: ServerConfig, here: dict[str, Announced]) -> Problems:
+    """Check that the sites that are here are in the server's list, speak of the same classes, and can judge a model."""
+    for name in here.keys() - set(settings.sites):
         yield f"site '{name}' is not in the server's list ({', '.join(settings.sites)}); add it there"
-    if classes:
-        join_classes(classes, settings.classes)
+    if here:
+        join_classes({name: site.classes for name, site in here.items()}, settings.classes)
+    if here.keys() >= set(settings.sites):
+        check_judged(here.values())
 
 
 def check_server_certificate(folder: Path) -> Problems:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -141,6 +141,13 @@ class Roster:
             )
         if self.classes is not None:
             check_known(site.name, site.classes, self.classes)
+
+
+def check_judged(sites: Collection[Announced]) -> None:
+    """Refuse a federation whose sites have nothing to judge a model by."""
+    for part, name in (("val", "validation"), ("test", "test")):
+        if not any(site.images[part] for site in sites):
+            raise FedncaError(f"no site has {name} images; give rows of some site's table a split of their own")
 
 
 def read_site(content: RecordDict, node: int) -> Announced:

@@ -21,7 +21,7 @@ from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig
 from fednca.flower.ledger import Ledger
 from fednca.flower.privacy import check_private, epsilon_after
-from fednca.flower.roster import Roster
+from fednca.flower.roster import Roster, check_judged
 from fednca.flower.rounds import Coordinator, Judged, play_round
 from fednca.flower.site import simulated_names
 from fednca.flower.tasks import TASK, Task
@@ -109,6 +109,7 @@ def begin(
     folder = Path(settings.out)
     roster.classes = None if settings.classes is None else tuple(settings.classes)
     gather(roster, settings)
+    check_judged(roster.present.values())
     joined = join_classes({name: roster.present[name].classes for name in sorted(roster.present)}, settings.classes)
     roster.classes = joined
     model = build_model(config, method, joined, pretrained=config.model.pretrained)

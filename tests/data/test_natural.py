@@ -91,7 +91,7 @@ def test_a_run_trains_and_calibrates_with_a_site_without_validation_images(tmp_p
     view.on_note = told.append
     changes = {"data__image_size": 16, "partition__kind": "natural", "calibrate__min_count": 2, "train__rounds": 1}
     run = train(tiny(**changes), tmp_path / "run", [view])
-    assert told[0] == "sites without validation images, which train on all they have: south"
+    assert told[0] == "sites without validation images: south"
     assert len(run.results["val"]["calibrated"]["thresholds"]) == 4
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_is_one_sentence(options, changes, sentence):
 
 def test_a_site_without_images_is_told_so():
     dataset = replace(make_dataset(), sites=(*SITES, "west"))
-    with pytest.raises(FedncaError, match="'west' has 0 training images, min_samples is 10; give it some"):
+    with pytest.raises(FedncaError, match="'west' has no training images: its images cannot be read, are for test"):
         build_federation(dataset, **SETTINGS)
 
 

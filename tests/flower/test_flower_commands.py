@@ -147,6 +147,9 @@ FAULTS = {
     ),
     "unknown site": (lambda t: edit(t / "sites/north/site.toml", '"north"', '"west"'), "not in the server's list"),
     "a name twice": (lambda t: edit(t / "sites/north/site.toml", '"north"', '"east"'), "another site is 'east'"),
+    "no validation": (lambda t: leave_out(t, "val"), "no site has validation images"),
+    "no test": (lambda t: leave_out(t, "test"), "no site has test images"),
+    "state": (lambda t: (t / "sites/north/state").write_text(""), "state' cannot be written"),
     "one image": (lambda t: cut_table(t, 2), "fewer than 2 images for training"),
     "unknown key": (
         lambda t: (t / "server/nodes/north.pub").write_text("ssh-foo AAAAB3NzaC1yc2E= x\n"),
@@ -162,6 +165,14 @@ FAULTS = {
         "agree on one name",
     ),
 }
+
+
+def leave_out(trial, part):
+    """Take the rows of a part out of all tables, and make those of each other part a patient, who cannot be parted."""
+    for table in trial.glob("sites/*/data/labels.csv"):
+        header, *rows = table.read_text().splitlines()
+        kept = [f"{patient},{row}" for row in rows if (patient := row.split(",")[1]) != part]
+        table.write_text("\n".join([f"patient,{header}", *kept]))
 
 
 def break_image(trial):

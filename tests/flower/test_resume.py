@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
+from folders import write_sites
 from helpers import Stop, tiny
-from in_process import assert_same, engine_rounds, serve_until, settings_for, simulated
+from in_process import InProcessGrid, assert_same, engine_rounds, serve_until, settings_for, simulated
 
 import fednca.engine.checkpoint
 import fednca.flower.app
@@ -139,6 +140,16 @@ def test_a_resumed_run_needs_no_text_table_of_elsewhere(tmp_path):
     run = Run(serve(grid, settings, resume=True))
     assert_same(run.state("last").server, expected)
     assert TrainedModel(run).model.head.texts.shape == (10, 64)
+
+
+def test_a_federation_that_could_not_be_judged_does_not_begin(tmp_path):
+    table = write_sites(tmp_path / "sites", {"north": ["digit 0", "digit 1"]}, images=12)["north"].parent / "labels.csv"
+    rows = [line.split(",") for line in table.read_text().splitlines()]
+    table.write_text("\n".join(",".join([row[0], "patient" if row[1] == "split" else "p", *row[2:]]) for row in rows))
+    grid = InProcessGrid({"site": str(table.parent / "site.toml")})
+    settings = settings_for(tiny(method__name="fedavg"), tmp_path, sites=["north"], min_sites=1)
+    with pytest.raises(FedncaError, match="no site has validation images; give rows of some site's table a split"):
+        serve(grid, settings)
 
 
 def test_a_run_killed_before_its_first_round_starts_anew_with_resume(tmp_path):

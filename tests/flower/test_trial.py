@@ -142,8 +142,8 @@ def test_nothing_is_overwritten(trial):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sites": ["../up"]}, "'../up' cannot name a site; use letters from a to z"),
-        ({"sites": [""]}, "'' cannot name a site; use letters from a to z"),
+        ({"sites": ["../up"]}, "'../up' cannot name a site; begin with a letter from a to z"),
+        ({"sites": [""]}, "'' cannot name a site; begin with a letter from a to z"),
         ({"sites": ["north", "North"]}, "names a folder twice"),
         ({"hosts": ["https://x"]}, "neither a host name nor an IP"),
         ({"hosts": ["x:8000"]}, "neither a host name nor an IP"),

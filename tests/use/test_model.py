@@ -93,6 +93,12 @@ def test_a_run_keeps_its_text_table_and_an_older_one_names_the_file_that_is_gone
     moved = Run(tmp_path / "moved")
     assert torch.equal(TrainedModel(moved).model.head.texts, before)
     assert resume(moved.folder).finished
+    written = (moved.folder / "config.toml").read_text()
+    (moved.folder / "config.toml").write_text(written.replace(str(table), "random"))
+    for path in moved.folder.glob("last.*"):
+        path.unlink()
+    assert not torch.equal(TrainedModel(resume(moved.folder)).model.head.texts, before)  # begun anew
+    (moved.folder / "config.toml").write_text(written)
     shutil.move(moved.folder, tmp_path / "run")
     np.savez(tmp_path / "run/texts.npz", table=np.ones((10, 3)))
     with pytest.raises(FedncaError, match=r"texts\.npz' is not the table of this model, .* \(10, 64\); put it back"):
