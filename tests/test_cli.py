@@ -247,55 +247,6 @@ def test_a_run_works_in_a_folder_that_is_not_named_in_utf8(config, tmp_path, mon
     assert main(["export", "run", "--to", "safetensors", "--out", os.fsdecode(b"model-\xff.safetensors")]) == 0
 
 
-def shell(line):
-    """Return what a line says on standard error; standard output is buffered, as it is unless one asks otherwise."""
-    usual = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, env=usual).stderr
-
-
-@pytest.mark.parametrize(
-    ("pipe", "sentence"),
-    [
-        ("| head -n 1", "standard output is read no longer"),
-        ("> /dev/full", "cannot write to standard output: No space left on device"),
-    ],
-)
-def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_path, pipe, sentence):
-    def told(*words):
-        command = shlex.join([sys.executable, "-c", "from fednca.cli import main; raise SystemExit(main())", *words])
-        return shell(f"{command} {pipe}")
-
-    folder, bench = str(tmp_path / "run"), str(tmp_path / "bench")
-    most = 1000  # longer than it takes `head` to read a line
-    assert (
-        told("run", config, "--rounds", str(most), "--out", folder)
-        == f"fednca: {sentence}; go on with `fednca resume {folder}`\n"
-    )
-    assert 0 < len(Run(folder).history) < most
-    methods = ["--methods", "fedavg", "--seeds", "2"]
-    assert (
-        told("bench", config, *methods, "--rounds", "20", "--out", bench)
-        == f"fednca: {sentence}; the same command goes on\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("pipe", "code", "sentence"),
-    [
-        ("| true", 1, ""),
-        ("> /dev/full", 2, "fednca: cannot write to standard output: No space left on device\n"),
-        (">&-", 0, ""),
-    ],
-)
-@pytest.mark.parametrize("words", ["--version", "--help", "methods", "methods fednca-ml"])
-def test_a_command_ends_well_without_standard_output(words, pipe, code, sentence):
-    # select waits until the pipe is read no longer
-    wait = "pipe = select.poll(); pipe.register(1, 0); 'true' in sys.argv.pop() and pipe.poll()"
-    run = f"import select, sys; {wait}; from fednca.cli import main; sys.exit(main())"
-    command = shlex.join([sys.executable, "-c", run, *words.split(), pipe])
-    assert shell(f"({command}; echo $? >&2) {pipe}") == f"{sentence}{code}\n"
-
-
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(config, tmp_path):
     folder = tmp_path / "run"
     limited = (
