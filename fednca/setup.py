@@ -98,7 +98,7 @@ def federate(config: Config, progress: Progress | None = None) -> Federation:
 
 
 def unreadable_note(dataset: Dataset, listed_in: str = "") -> str:
-    """Say how many images are left out and what lists them, by itself the stores; empty where there are none."""
+    """Say how many images are left out and what lists them, the stores unless told; empty where there are none."""
     splits = [split for split in dataset.splits() if split.unreadable]
     count = sum(len(split.unreadable) for split in splits)
     places = listed_in or " and ".join(f"'{split.listed_in}'" for split in splits)
