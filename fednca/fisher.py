@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fednca.engine import fuse, fused
 from fednca.errors import RunFailedError
 from fednca.models.heads import Classifier, Output
 from fednca.randomness import GLOBAL
@@ -113,31 +112,13 @@ def squares_of(layer: nn.Module) -> Squares | None:
 def squares_of_convolution(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str, Tensor]:
     """Sum over samples the squares of Σ_s δ_s·patch_s; x: (B, Cin, H, W), δ: (B, Cout, H', W')."""
     assert isinstance(layer, nn.Conv2d)
-    weight = squares_by_kernel(layer, x, δ)
-    if weight is None:
-        patches = patches_of(layer, x.to(δ.dtype), δ.shape[2:])
-        gradients = δ.flatten(2) @ patches.flatten(3).flatten(1, 2)  # (B, Cout, R·S·Cin)
-        weight = sum_of_squares(gradients).view(len(layer.weight), *layer.kernel_size, layer.in_channels)
+    patches = patches_of(layer, x.to(δ.dtype), δ.shape[2:])
+    gradients = δ.flatten(2) @ patches.flatten(3).flatten(1, 2)  # (B, Cout, R·S·Cin)
+    weight = sum_of_squares(gradients).view(len(layer.weight), *layer.kernel_size, layer.in_channels)
     squares = {"weight": weight.permute(0, 3, 1, 2)}
     if layer.bias is not None:
         squares["bias"] = sum_of_squares(δ.sum(dim=(2, 3), dtype=at_least_float(δ)))
     return squares
-
-
-def squares_by_kernel(layer: nn.Conv2d, x: Tensor, δ: Tensor) -> Tensor | None:
-    """Do the same without patches, (Cout, R, S, Cin), where a kernel of our own can: in bf16, on a GPU."""
-    if δ.device.type != fused.DEVICE or δ.dtype != torch.bfloat16:
-        return None
-    assert not isinstance(layer.padding, str)
-    shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    x, δ = (each.to(torch.bfloat16, memory_format=torch.channels_last) for each in (x, δ))
-    if not all(fused.usable(each, torch.bfloat16) for each in (x, δ)):
-        return None
-    if not fuse.compiles("squares", x.shape[1:], δ.shape[1:], shape, δ.device):
-        return None
-    from fednca.engine.kernels.squares import squares
-
-    return squares(x, δ, *shape)
 
 
 def patches_of(layer: nn.Conv2d, x: Tensor, size: torch.Size) -> Tensor:
@@ -190,20 +171,11 @@ def add_by_layers(
 ) -> None:
     """Add the squared gradients of a batch's samples, layer by layer while the batch is differentiated once."""
 
-    def add(path: str, squares: dict[str, Tensor]) -> None:
-        for leaf, square in squares.items():
-            if f"{path}.{leaf}" in totals:
-                totals[f"{path}.{leaf}"] += square
-
     calls: list[str] = []
     first: list[Tensor] = []  # what is before or behind layers with nothing trained before them
 
     def call(path: str, layer: nn.Module, forward: Forward, x: Tensor) -> Tensor:
         calls.append(path)
-        if fused.fits_norm(layer) and kernels_take("fixed_norms", x):
-            if not x.requires_grad:
-                first.append(x := x.detach().requires_grad_())
-            return norm_by_kernel(layer, x, partial(add, path))
         output = forward(x)
         if not output.requires_grad:
             first.append(output.requires_grad_())
@@ -214,7 +186,9 @@ def add_by_layers(
         def on_gradient(δ: Tensor) -> None:
             if x._version != version:
                 raise RunFailedError(f"the Fisher diagonal needs the input of '{path}', which was overwritten")
-            add(path, squares(layer, x, δ))
+            for leaf, square in squares(layer, x, δ).items():
+                if f"{path}.{leaf}" in totals:
+                    totals[f"{path}.{leaf}"] += square
 
         output.register_hook(on_gradient)  # type: ignore[no-untyped-call]
         return output
@@ -222,8 +196,6 @@ def add_by_layers(
     with ExitStack() as stack, torch.enable_grad():
         for path, layer in trained_layers(local).items():
             stack.enter_context(instead(layer, partial(call, path, layer, layer.forward)))
-        for pool in filter(fused.fits_pool, local.model.modules()):
-            stack.enter_context(instead(pool, partial(max_pool, pool.forward)))
         output = functional_call(local.model, weights, (images,))
     if len(calls) > len(set(calls)):  # a layer's gradient is the sum over its calls
         add_by_samples(totals, learner, local, weights, images, labels)
@@ -231,32 +203,6 @@ def add_by_layers(
     found = gradients_of_losses(learner, local, output, images, labels)
     reached = [(at, δ) for at, δ in zip((output.logits, output.features), found, strict=True) if at.requires_grad]
     torch.autograd.grad([at for at, _ in reached], first, [δ for _, δ in reached], allow_unused=True)
-
-
-def kernels_take(kernels: str, x: Tensor) -> bool:
-    """Whether kernels of our own can do something with a map as it lies in memory."""
-    if x.dtype not in fused.DTYPES or not fused.usable(x, x.dtype):
-        return False
-    return fuse.compiles(kernels, x.shape[1], x.dtype, x.device)
-
-
-def norm_by_kernel(layer: nn.Module, x: Tensor, tell: Callable[[dict[str, Tensor]], None]) -> Tensor:
-    """Normalise such that the gradient lies channels last as x does, and tell the squares on the way back."""
-    from fednca.engine.kernels.fixed_norms import FixedNorm
-
-    own = (layer.weight, layer.bias, [layer.running_mean, layer.running_var], layer.eps)
-    normal: Tensor = FixedNorm.apply(x, *own, tell)
-    return normal
-
-
-def max_pool(forward: Forward, x: Tensor) -> Tensor:
-    """Pool by a kernel where one can."""
-    if not kernels_take("pooling", x):
-        return forward(x)
-    from fednca.engine.kernels.pooling import MaxPool
-
-    pooled: Tensor = MaxPool.apply(x)
-    return pooled
 
 
 @contextmanager

@@ -80,10 +80,10 @@ def assert_within(found, reference, sums, rounding, accumulation):
     assert float(apart.max()) <= 0  # NaN fails too
 
 
-def interpret(path: Path, script: str = __file__) -> dict:
-    """Run a script in the interpreter, and return what it saved."""
+def interpret(path: Path) -> dict:
+    """Run this script in the interpreter, and return what it saved."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-W", "error", script, str(path)], env=environment, check=True)
+    subprocess.run([sys.executable, "-W", "error", __file__, str(path)], env=environment, check=True)
     return torch.load(path)
 
 

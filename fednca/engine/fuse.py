@@ -1,10 +1,9 @@
 """What of a model kernels of our own can do, seen in a forward pass, and the model that uses them."""
 
 import sys
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -125,16 +124,6 @@ def compiled(plan: Plan, modules: dict[str, nn.Module], device: torch.device) ->
 
     kinds = {compile_norms: ("norms", "relus", "blocks"), compile_pools: ("pools",), compile_stems: ("stems",)}
     return Plan(**{name: getattr(plan, name) for each, names in kinds.items() if works(each) for name in names})
-
-
-@cache
-def compiles(kernels: str, *given: Hashable) -> bool:
-    """Tell whether a file of kernels can be used for what its `warm_up` is given."""
-
-    def compile_kernels() -> None:
-        import_module(f"fednca.engine.kernels.{kernels}").warm_up(*given)
-
-    return available() and works(compile_kernels)
 
 
 def works(compile_kernels: Callable[[], None]) -> bool:

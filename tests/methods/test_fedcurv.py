@@ -9,7 +9,7 @@ from helpers import LeastSquares, tiny
 from torch import nn
 
 import fednca.fisher
-from fednca.fisher import layers_tell, plain_attention
+from fednca.fisher import layers_tell, plain_attention, squares_of_convolution
 from fednca.methods.base import Server, Task, Update
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv, FedCurvHyper
@@ -110,6 +110,21 @@ def test_fisher_of_a_layer_that_is_used_twice():
     images, labels = torch.randn(4, 3, 5, 5, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
     fisher = fisher_diagonal(learner, local_of(model), [(images, labels)])
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
+
+
+def test_squares_of_a_convolution_in_bf16_are_near_and_added_up_in_float32():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(5, 20, 3, padding=2, dilation=2)
+    x, δ = torch.randn(3, 5, 13, 10).bfloat16(), torch.randn(3, 20, 13, 10).bfloat16()
+    found = squares_of_convolution(layer, x, δ)
+    expected = {name: torch.zeros_like(weight) for name, weight in layer.double().named_parameters()}
+    for one, δ_of_one in zip(x.double(), δ.double(), strict=True):
+        gradients = torch.autograd.grad(layer(one[None]), layer.parameters(), δ_of_one[None])
+        for name, gradient in zip(expected, gradients, strict=True):
+            expected[name] += gradient**2
+    for name, reference in expected.items():
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name].double(), reference, rtol=0.02, atol=0.02 * float(reference.mean()))
 
 
 class TokenHead(nn.Module):
