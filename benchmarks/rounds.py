@@ -26,12 +26,12 @@ from rich.table import Table
 
 from fednca.config import Config, leaves, load_config, parse_value
 from fednca.data.processes import cores
-from fednca.engine.choose import choose_engine
+from fednca.engine.select import select_engine
 from fednca.errors import FedncaError, unknown_name
 from fednca.flags import whole
-from fednca.methods.base import Tensors
+from fednca.methods.contract import Tensors
 from fednca.metrics import multilabel_metrics
-from fednca.setup import pick_device
+from fednca.devices import pick_device
 
 Key = tuple[str, int]  # row and threads
 MEBI = 2**20
@@ -204,7 +204,7 @@ def judge(work: Work, weights: Tensors) -> dict[str, float | None]:
     """Return the metrics of weights on the test images; the same for all rows, and not timed."""
     assert work.test is not None
     config = work.config.replace({"engine": "eager"})
-    engine = choose_engine(config, work.method, work.model, work.shards, [work.test], work.device)
+    engine = select_engine(config, work.method, work.model, work.shards, [work.test], work.device)
     on_device = {name: tensor.to(work.device) for name, tensor in weights.items()}
     probabilities = engine.predict(on_device, work.test, config.evaluate.batch_size)
     metrics = multilabel_metrics(probabilities, work.test.labels).as_dict()

@@ -22,11 +22,13 @@ from fednca.config import Config, load_config
 from fednca.engine.batches import Shard
 from fednca.engine.eager import EagerEngine
 from fednca.engine.graphs import GraphEngine
-from fednca.engine.loop import Engine
+from fednca.engine.contract import Engine
 from fednca.flags import whole
 from fednca.methods import create_method
-from fednca.methods.base import Server
-from fednca.setup import build_model, build_store, pick_device
+from fednca.methods.contract import Server
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_store
+from fednca.devices import pick_device
 
 CLASSES = tuple("abcdefg")
 

@@ -8,17 +8,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fednca.callbacks import Callback
     from fednca.config import Config, load_config
     from fednca.errors import FedncaError
     from fednca.runs import Run, resume, train
+    from fednca.runs.callbacks import Callback
 
     __version__: str
 
 __all__ = ["Callback", "Config", "FedncaError", "Run", "load_config", "resume", "train"]
 
 _HOMES = {
-    "Callback": "fednca.callbacks",
+    "Callback": "fednca.runs.callbacks",
     "Config": "fednca.config",
     "FedncaError": "fednca.errors",
     "Run": "fednca.runs",

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from fednca.config import Config, build_config, leaves, load_config
+from fednca.data.load import data_options
 from fednca.errors import FedncaError
 from fednca.files import named_in_utf8, write_atomic
 from fednca.methods import create_method
+from fednca.methods.contract import options_of
+from fednca.methods.registry import option_owners
 from fednca.rows import Row, parse_row, parse_rows, show
-from fednca.runfiles import read_json
 from fednca.runs import Run
-from fednca.setup import data_options
+from fednca.runs.folder import read_json
 
 OWN_SETTINGS = {
     "seed": "--seeds",
@@ -21,6 +23,8 @@ OWN_SETTINGS = {
     "method.learner": "--methods NAME@LEARNER",
     "method.options": "--methods NAME:option=value",
     "method.learner_options": "--methods NAME@LEARNER:learner.option=value",
+    "method.closing": "--methods NAME+CLOSING",
+    "method.closing_options": "--methods NAME+CLOSING:closing.option=value",
 }
 
 
@@ -129,13 +133,13 @@ def as_given(path: str, value: Any, instead: str) -> tuple[str, str]:  # noqa: A
     if not isinstance(value, Mapping) or not value:
         return path, instead
     name = next(iter(value))
-    owner = "learner" if path == "method.learner_options" else "method"
+    owner = path.removeprefix("method.").removesuffix("options").rstrip("_") or "method"
     return f"{owner}.{name}", instead.replace("option=value", f"{name}={show(value[name])}")
 
 
 def check_method(preset: str, config: Config) -> None:
     """Refuse a config whose method has options of its own, which the rows of a bench would silently go without."""
-    plain = config.replace({"method.options": {}, "method.learner_options": {}})
+    plain = config.replace({"method.options": {}, "method.learner_options": {}, "method.closing_options": {}})
     before, now = settings(plain), settings(config)
     for path in now:
         if now[path] != before[path]:
@@ -176,7 +180,11 @@ def settings(config: Config) -> dict[str, Any]:
         found[path] = node
     if config.partition.kind == "natural":
         del found["partition.clients"]  # the data decide it
-    method = create_method(config)
-    owners = {"method.options": method.hyper, "method.learner_options": method.learner.hyper}
-    owners["data.options"] = data_options(config)
-    return found | {f"{path}.{name}": value for path, own in owners.items() for name, value in own.model_dump().items()}
+    method, owned = create_method(config), {"data.options": data_options(config).model_dump()}
+    for place, parts in option_owners(config.method).items():
+        owned[f"method.{place}"] = {
+            name: getattr(part, name)
+            for part in (method.parts[each] for each in parts if each in method.parts)
+            for name in options_of(part)
+        }
+    return found | {f"{path}.{name}": value for path, own in owned.items() for name, value in own.items()}

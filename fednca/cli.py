@@ -157,8 +157,8 @@ def run_train(arguments: Namespace, overrides: Overrides, console: "Console") ->
     """Train one run and show its results."""
     config = load_config(arguments.preset, overrides)
     from fednca.progress import watching
-    from fednca.runfiles import default_folder
     from fednca.runs import train
+    from fednca.runs.folder import default_folder
 
     folder = Path(arguments.out or default_folder(config))
     loggers = list(map(create_logger, arguments.log))
@@ -181,11 +181,11 @@ def run_resume(arguments: Namespace, overrides: Overrides, console: "Console") -
 def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Train both methods of the demo on the same federation, compare them, and write their report."""
     config = load_config("demo", {"evaluate.collapse": True} | overrides)
+    from fednca.data.load import federate
     from fednca.progress import watching
     from fednca.report.page import write_page
     from fednca.report.tables import partition_table, results_table
     from fednca.runs import train
-    from fednca.setup import federate
 
     folder = Path(arguments.out) if arguments.out else free_folder(Path("runs/demo"))
     methods = [config.method.name] if "method.name" in overrides else DEMO_METHODS
@@ -227,9 +227,9 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
 
 def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
     """Fetch what may be fetched, then decode and check the images of every split."""
+    from fednca.data.load import data_root, load_dataset, unreadable_note
     from fednca.data.sources import get_source
     from fednca.progress import watching
-    from fednca.setup import data_root, load_dataset, unreadable_note
 
     name = overrides["data.name"]
     presets = (preset for preset in map(load_config, preset_names()) if preset.data.name == name)

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fednca.errors import FedncaError
-from fednca.models.cosine import CosineHead, SphereHead
-from fednca.models.heads import ETFHead, LADMHead, LinearHead
-from fednca.models.tokens import DecoderHead, LabelTransformerHead
+from fednca.models.heads import Head
 
 NEGLIGIBLE = 1e-10  # singular values of the class means below this share of the largest are rounding
 
@@ -49,23 +47,10 @@ def class_means(pairs: Pairs, num_classes: int) -> Tensor:
     return sums / pairs.classes.bincount(minlength=num_classes)[:, None]
 
 
-def classifier_weights(model: nn.Module) -> Tensor | None:
-    """Return the vectors (C, d) that a model's features are compared with; None where layers lie in between."""
-    head = model.get_submodule("head")
-    if isinstance(head, LADMHead | ETFHead | CosineHead):
-        return head.prototypes.detach()
-    if isinstance(head, SphereHead):
-        return head.weight
-    if isinstance(head, LinearHead):
-        return head.linear.weight.detach()
-    if isinstance(head, DecoderHead | LabelTransformerHead):
-        return head.classifier.weight.detach()
-    return None
-
-
 def measure_collapse(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float | None]:
     """Measure a model in evaluation mode on labelled images; None marks what is not defined."""
-    pairs, W = positive_pairs(model, batches), classifier_weights(model)
+    pairs, head = positive_pairs(model, batches), model.get_submodule("head")
+    W = head.classifier_weights() if isinstance(head, Head) else None
     num_classes = int(pairs.classes.max()) + 1 if len(pairs.classes) else 0
     M = class_means(pairs, num_classes)
     present = M.isfinite().all(dim=1)

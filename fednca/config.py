@@ -17,7 +17,12 @@ from fednca.options import Options
 PRESETS = Path(__file__).parent / "presets"
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 Beta = Annotated[float, Field(ge=0, lt=1)]
-OPTIONS_OF = {"data.name": "options", "method.name": "options", "method.learner": "learner_options"}
+OPTIONS_OF = {
+    "data.name": "options",
+    "method.name": "options",
+    "method.learner": "learner_options",
+    "method.closing": "closing_options",
+}
 
 
 class DataConfig(Options):
@@ -78,12 +83,16 @@ class MethodConfig(Options):
     """Method, as listed by `fednca methods`."""
     learner: str | None = None
     """Take head and local loss from this other method, and only the federated rule from `name`."""
+    closing: str | None = None
+    """Close with what this other method closes with, or with `none`."""
     criterion: Literal["bce", "balanced", "asl"] | None = None
     """Take this in place of the learner's own BCE: BCE, class-balanced BCE, or the asymmetric loss."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's own options, as listed by `fednca methods NAME`."""
     learner_options: dict[str, Any] = Field(default_factory=dict)
     """The learner's own options, where `learner` is given."""
+    closing_options: dict[str, Any] = Field(default_factory=dict)
+    """The closing's own options, where `closing` is given."""
 
 
 class AugmentConfig(Options):
@@ -136,6 +145,10 @@ class TrainConfig(Options):
     """Arithmetic of training; bf16 is autocast with float32 weights."""
     augment: AugmentConfig = AugmentConfig()
 
+    def clients_per_round(self, clients: int) -> int:
+        """Return how many of the clients take part in a round."""
+        return max(1, round(self.participation * clients))
+
 
 class EvaluateConfig(Options):
     """When and by what a model is judged."""
@@ -177,8 +190,8 @@ class Config(Options):
     """Training seed: initial weights, batch order, dropout, sampled clients."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
-    engine: Literal["auto", "eager", "graphs", "processes"] = "auto"
-    """How clients are trained: one after another, as CUDA graphs side by side, or in processes, one for each core."""
+    engine: str = "auto"
+    """How clients train: `eager`, `processes`, `graphs`, `package.module:Name`, or `auto`: the fastest that fits."""
     workers: int | None = Field(default=None, ge=1, le=1024)
     """Processes of the engine `processes`; left out: one for each core. The number changes no result."""
     threads: int | None = Field(default=None, ge=1, le=1024)

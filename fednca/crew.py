@@ -11,25 +11,27 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fednca.bench import Bench, Cell
-from fednca.callbacks import Callback
 from fednca.data.fetch import Progress
+from fednca.data.load import federate
+from fednca.devices import cpu_threads, pick_device
+from fednca.engine.model import build_model
 from fednca.errors import FedncaError
 from fednca.files import explain_write, write_atomic
 from fednca.methods import create_method
 from fednca.randomness import GLOBAL
-from fednca.runfiles import locked
 from fednca.runs import Run, resume, train
-from fednca.setup import build_model, cpu_threads, federate, pick_device
+from fednca.runs.callbacks import Callback
+from fednca.runs.folder import locked
 
 if TYPE_CHECKING:
     from fednca.data.federation import Federation
-    from fednca.engine.checkpoint import Best
     from fednca.report.bench_view import BenchView
+    from fednca.runs.history import Best, Round
 
 MOST_AT_ONCE = 4
 HEADROOM = 0.9  # share of the free memory that further runs may take
@@ -178,14 +180,14 @@ class Watch(Callback):
         """Stop where there is a hurry, at the cost of the round."""
         self.stop_from(2)
 
-    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+    def on_round(self, record: "Round", best: "Best | None") -> None:
         """Tell what was reached; after the last round there is nothing left to stop."""
         self.tell(self.crew.view.round, self.cell, record)
         if self.free_before is not None:
             free = torch.cuda.mem_get_info(self.crew.device)[0]
             self.tell(self.crew.on_measured, free, self.free_before - free)
             self.free_before = None
-        if record["round"] < self.cell.config.train.rounds:
+        if record.number < self.cell.config.train.rounds:
             self.stop_from(1)
 
     def tell(self, what: Callable[..., None], *facts: object) -> None:

@@ -9,24 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednca.models.ladm import LADM
+from fednca.models.heads import Head
 
 
-def find_attention(model: nn.Module) -> LADM | None:
-    """Return the label-aware attention of a model's head, where it has one."""
-    return next((part for part in model.get_submodule("head").modules() if isinstance(part, LADM)), None)
+def has_attention(model: nn.Module) -> bool:
+    """Return whether a model's head has attention of its own."""
+    return bool(getattr(model.get_submodule("head"), "attends", False))
 
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, images: Tensor) -> Tensor | None:
     """Return where each attention head looks for each class: (B, heads, C, H', W'), adding up to 1 over a map.
 
-    None where the head has no label-aware attention.
+    None where the model's head has no attention of its own.
     """
-    attention = find_attention(model)
-    if attention is None:
-        return None
-    return attention.forward_with_attention(model.get_submodule("backbone")(images))[1]
+    head = model.get_submodule("head")
+    return head.attention_maps(model.get_submodule("backbone")(images)) if isinstance(head, Head) else None
 
 
 def grad_cam(model: nn.Module, images: Tensor, classes: Sequence[int]) -> Tensor:

@@ -8,7 +8,6 @@ square its own gradients, layer by layer; any other model is differentiated samp
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,23 +19,22 @@ from fednca.errors import RunFailedError
 from fednca.models.heads import Classifier, Output
 from fednca.randomness import GLOBAL
 
-if TYPE_CHECKING:
-    from fednca.methods.base import Local, Method, Tensors
-
 HELD = 1 << 26  # numbers in the per-sample gradients held at once, each gradient as large as the model
 MOST = 32  # samples at once, however small the model
 
+Tensors = dict[str, Tensor]
+Losses = Callable[[nn.Module, Tensor, Tensor], Tensors]  # terms of a model's loss on images and labels
 Forward = Callable[[Tensor], Tensor]
 Squares = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # of a layer, by its input and output's gradient
 
 
-def fisher_sums(learner: "Method", local: "Local", images: Tensor, labels: Tensor) -> "Tensors":
-    """Return the sums over a batch of the squared per-sample gradients of the learner's loss, by name of weight."""
-    local.model.eval()  # BatchNorm would mix the samples
-    weights = {name: weight.detach() for name, weight in local.weights.items()}
+def fisher_sums(losses: Losses, model: nn.Module, trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+    """Return the sums over a batch of the squared per-sample gradients of a loss, by name of trained weight."""
+    model.eval()  # BatchNorm would mix the samples
+    weights = {name: weight.detach() for name, weight in trained.items()}
     totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    add = add_by_layers if layers_tell(local) else add_by_samples
-    add(totals, learner, local, weights, images, labels)
+    add = add_by_layers if layers_suffice(model, weights) else add_by_samples
+    add(totals, losses, model, weights, images, labels)
     return totals
 
 
@@ -44,26 +42,26 @@ def fisher_sums(learner: "Method", local: "Local", images: Tensor, labels: Tenso
 
 
 class LocalLoss(nn.Module):
-    """A learner's loss as a module, which `functional_call` can evaluate at other weights."""
+    """A loss as a module, which `functional_call` can evaluate at other weights."""
 
-    def __init__(self, learner: "Method", local: "Local") -> None:
-        """Take the learner and the client whose model it trains."""
+    def __init__(self, losses: Losses, model: nn.Module) -> None:
+        """Take the loss and the model that is trained on it."""
         super().__init__()
-        self.learner, self.local, self.model = learner, local, local.model
+        self.losses, self.model = losses, model
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the loss's terms."""
-        terms = self.learner.losses(self.model, images, labels, self.local)
+        terms = self.losses(self.model, images, labels)
         return torch.stack(list(terms.values())).sum()
 
 
 def add_by_samples(
-    totals: "Tensors", learner: "Method", local: "Local", weights: "Tensors", images: Tensor, labels: Tensor
+    totals: Tensors, losses: Losses, model: nn.Module, weights: Tensors, images: Tensor, labels: Tensor
 ) -> None:
     """Add the squared gradients of a batch's samples, differentiating the whole model for each."""
-    loss = LocalLoss(learner, local)
+    loss = LocalLoss(losses, model)
 
-    def loss_of_one(weights: "Tensors", image: Tensor, label: Tensor) -> Tensor:
+    def loss_of_one(weights: Tensors, image: Tensor, label: Tensor) -> Tensor:
         named = {f"model.{name}": weight for name, weight in weights.items()}
         value: Tensor = functional_call(loss, named, (image[None], label[None]))
         return value
@@ -92,14 +90,14 @@ def plain_attention() -> Iterator[None]:
 # -- layer by layer ------------------------------------------------------------------------------------------------
 
 
-def layers_tell(local: "Local") -> bool:
+def layers_suffice(model: nn.Module, weights: Tensors) -> bool:
     """Whether all trained weights are those of layers that can square their own gradients."""
-    return isinstance(local.model, Classifier) and all(squares_of(layer) for layer in trained_layers(local).values())
+    return isinstance(model, Classifier) and all(squares_of(layer) for layer in trained_layers(model, weights).values())
 
 
-def trained_layers(local: "Local") -> dict[str, nn.Module]:
+def trained_layers(model: nn.Module, weights: Tensors) -> dict[str, nn.Module]:
     """Return the layers that own trained weights, by name."""
-    return {path: local.model.get_submodule(path) for path in {name.rpartition(".")[0] for name in local.weights}}
+    return {path: model.get_submodule(path) for path in {name.rpartition(".")[0] for name in weights}}
 
 
 def squares_of(layer: nn.Module) -> Squares | None:
@@ -167,7 +165,7 @@ def at_least_float(tensor: Tensor) -> torch.dtype:
 
 
 def add_by_layers(
-    totals: "Tensors", learner: "Method", local: "Local", weights: "Tensors", images: Tensor, labels: Tensor
+    totals: Tensors, losses: Losses, model: nn.Module, weights: Tensors, images: Tensor, labels: Tensor
 ) -> None:
     """Add the squared gradients of a batch's samples, layer by layer while the batch is differentiated once."""
 
@@ -194,13 +192,13 @@ def add_by_layers(
         return output
 
     with ExitStack() as stack, torch.enable_grad():
-        for path, layer in trained_layers(local).items():
+        for path, layer in trained_layers(model, weights).items():
             stack.enter_context(instead(layer, partial(call, path, layer, layer.forward)))
-        output = functional_call(local.model, weights, (images,))
+        output = functional_call(model, weights, (images,))
     if len(calls) > len(set(calls)):  # a layer's gradient is the sum over its calls
-        add_by_samples(totals, learner, local, weights, images, labels)
+        add_by_samples(totals, losses, model, weights, images, labels)
         return
-    found = gradients_of_losses(learner, local, output, images, labels)
+    found = gradients_of_losses(losses, output, images, labels)
     reached = [(at, δ) for at, δ in zip((output.logits, output.features), found, strict=True) if at.requires_grad]
     torch.autograd.grad([at for at, _ in reached], first, [δ for _, δ in reached], allow_unused=True)
 
@@ -215,14 +213,12 @@ def instead(module: nn.Module, forward: Forward) -> Iterator[None]:
         del vars(module)["forward"]
 
 
-def gradients_of_losses(
-    learner: "Method", local: "Local", output: Output, images: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor]:
+def gradients_of_losses(losses: Losses, output: Output, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of every sample's own loss by its logits and its features."""
 
     def loss_of_one(logits: Tensor, features: Tensor, image: Tensor, label: Tensor) -> Tensor:
         given = Given(Output(logits[None], None, features[None]))
-        terms = learner.losses(given, image[None], label[None], local)
+        terms = losses(given, image[None], label[None])
         return torch.stack(list(terms.values())).sum()
 
     each = vmap(grad(loss_of_one, argnums=(0, 1)), randomness="different")

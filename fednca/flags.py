@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from pydantic.fields import FieldInfo
@@ -33,8 +33,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every field, and say how the options of method, learner and dataset are set."""
     parser.usage = f"{parser.prog} {'' if parser.get_default('preset') else 'PRESET '}[--FLAG VALUE ...]"
     parser.epilog = (
-        "The method's, the learner's and the dataset's own options are set as --method.NAME, --learner.NAME and "
-        "--data.NAME; `fednca methods NAME` and `fednca datasets NAME` list them."
+        "The method's, the learner's, the closing's and the dataset's own options are set as --method.NAME, "
+        "--learner.NAME, --closing.NAME and --data.NAME; `fednca methods NAME` and `fednca datasets NAME` list them."
     )
     add_fields(parser, sorted(leaves(), key=lambda leaf: "." in leaf[0]))
 
@@ -136,29 +136,29 @@ def collect_overrides(preset: str, arguments: argparse.Namespace, rest: list[str
 
 def option_flags(config: Config) -> list[str]:
     """Return the flags of the options that the chosen method, learner and dataset have."""
-    kinds = ("method", "data", *(["learner"] if config.method.learner else []))
-    return [with_dashes(f"--{kind}.{name}") for kind in kinds for name in option_owner(kind, config)[1].model_fields]
+    kinds = ["method", "data", *(part for part in ("learner", "closing") if getattr(config.method, part))]
+    return [with_dashes(f"--{kind}.{name}") for kind in kinds for name in option_owner(kind, config)[1]]
 
 
-def option_owner(kind: str, config: Config) -> tuple[str, "type[Options]", str, dict[str, Any]]:
-    """Return whose options `--kind.NAME` sets: its name, their class, where they stand in the config, and so far."""
+def option_owner(kind: str, config: Config) -> tuple[str, dict[str, FieldInfo], str, dict[str, Any]]:
+    """Return whose options `--kind.NAME` sets: its name, the options, where they stand in the config, and so far."""
     if kind == "data":
         from fednca.data.sources import get_source
 
-        return config.data.name, get_source(config.data.name).Options, "data.options", config.data.options
-    from fednca.methods import method_class
+        fields = get_source(config.data.name).Options.model_fields
+        return config.data.name, fields, "data.options", config.data.options
+    from fednca.methods.registry import combine, option_fields, option_owners
 
-    chosen = config.method
-    if kind == "method":
-        return chosen.name, method_class(chosen.name).Hyper, "method.options", chosen.options
-    if chosen.learner is None:
-        raise FedncaError("--learner.NAME sets an option of the learner, and no --learner is given")
-    return chosen.learner, method_class(chosen.learner).Hyper, "method.learner_options", chosen.learner_options
+    chosen, place = config.method, "options" if kind == "method" else f"{kind}_options"
+    owners = option_owners(chosen)
+    if place not in owners:
+        raise FedncaError(f"--{kind}.NAME sets an option of the {kind}, and no --{kind} is given")
+    name = chosen.name if kind == "method" else getattr(chosen, kind)
+    return name, option_fields(combine(chosen), owners[place]), f"method.{place}", getattr(chosen, place)
 
 
-def parse_options(owner: str, options: "type[Options]", texts: dict[str, str]) -> dict[str, Any]:
+def parse_options(owner: str, fields: Mapping[str, FieldInfo], texts: Mapping[str, str]) -> dict[str, Any]:
     """Turn texts into the types of a method's or dataset's options."""
-    fields = options.model_fields
     for name in texts:
         if name not in fields:
             raise unknown_name(f"option of {owner}", name, fields)
@@ -172,7 +172,7 @@ def pair_up(words: list[str], known: list[str]) -> Iterator[tuple[str, str]]:
         flag, equals, value = word.partition("=")
         if not word.startswith("--"):
             raise FedncaError(f"'{word}' is not expected here")
-        if not flag.startswith(("--method.", "--learner.", "--data.")):
+        if not flag.startswith(("--method.", "--learner.", "--closing.", "--data.")):
             dotted = [each for each in known if each.endswith(f".{flag.removeprefix('--')}")]
             if dotted:
                 raise FedncaError(f"flag '{flag}' is not known; did you mean '{dotted[0]}'?")

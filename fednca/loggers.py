@@ -4,28 +4,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fednca.callbacks import Callback
 from fednca.errors import FedncaError, unknown_name
 from fednca.files import write_atomic
 from fednca.packages import needed
+from fednca.runs.callbacks import Callback
 
 if TYPE_CHECKING:
     from fednca.data.federation import Federation
-    from fednca.engine.checkpoint import Best
     from fednca.runs import Run
+    from fednca.runs.history import Best, Round
 
 PROJECT = "fednca"
 
 
-def scalars(record: dict[str, Any]) -> dict[str, float]:
-    """Return the single numbers of a round by `kind/name`; what is not defined is left out.
-
-    >>> scalars({"losses": {"bce": 0.5}, "val": {"macro_f1": None, "class_f1": [1.0]}, "seconds": 2.0})
-    {'loss/bce': 0.5, 'speed/seconds': 2.0}
-    """
-    kinds = {"loss": record["losses"]} | {kind: record.get(kind, {}) for kind in ("val", "test", "collapse")}
-    kinds["calibrated"] = record.get("calibrated", {}).get("test", {})
-    kinds["speed"] = {key: record[key] for key in ("seconds", "train_seconds", "samples_per_second") if key in record}
+def scalars(record: "Round") -> dict[str, float]:
+    """Return the single numbers of a round by `kind/name`; what is not defined is left out."""
+    kinds = {"loss": record.losses} | {kind: record.metrics.get(kind, {}) for kind in ("val", "test", "collapse")}
+    kinds["calibrated"] = record.metrics.get("calibrated", {}).get("test", {})
+    kinds["speed"] = {key: getattr(record, key) for key in ("seconds", "train_seconds", "samples_per_second")}
     found = {f"{kind}/{name}": value for kind, values in kinds.items() for name, value in values.items()}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
@@ -39,10 +35,10 @@ class TensorBoardLogger(Callback):
 
         self.writer = SummaryWriter(run.folder / "tensorboard", purge_step=rounds_done + 1)
 
-    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+    def on_round(self, record: "Round", best: "Best | None") -> None:
         """Write the round's numbers."""
         for name, value in scalars(record).items():
-            self.writer.add_scalar(name, value, record["round"])
+            self.writer.add_scalar(name, value, record.number)
 
     def on_end(self, run: "Run") -> None:
         """Close the file."""
@@ -70,9 +66,9 @@ class WandbLogger(Callback):
             )
         keep_id(run, "wandb", self.session.id)
 
-    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+    def on_round(self, record: "Round", best: "Best | None") -> None:
         """Send the round's numbers."""
-        self.session.log(scalars(record), step=record["round"])
+        self.session.log(scalars(record), step=record.number)
 
     def on_end(self, run: "Run") -> None:
         """Mark the run as finished, or as failed."""
@@ -96,9 +92,9 @@ class MLflowLogger(Callback):
                 self.mlflow.log_params(flat(run.config.model_dump(mode="json", exclude_none=True)))
         keep_id(run, "mlflow", started.info.run_id)
 
-    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+    def on_round(self, record: "Round", best: "Best | None") -> None:
         """Send the round's numbers, without waiting for the server."""
-        self.mlflow.log_metrics(scalars(record), step=record["round"], synchronous=False)
+        self.mlflow.log_metrics(scalars(record), step=record.number, synchronous=False)
 
     def on_end(self, run: "Run") -> None:
         """Mark the run as finished, or as failed."""

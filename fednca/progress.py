@@ -19,12 +19,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 
 if TYPE_CHECKING:
     from fednca.data.federation import Federation
-    from fednca.engine.checkpoint import Best
     from fednca.runs import Run
+    from fednca.runs.history import Best, Round
 
 SHOWN = {"macro_auc": "macro-AUC", "macro_f1": "macro-F1", "micro_auc": "micro-AUC", "micro_f1": "micro-F1"}
 
@@ -79,14 +79,14 @@ class PlainProgress(Callback):
         """Print what is to be known of the run."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+    def on_round(self, record: "Round", best: "Best | None") -> None:
         """Print the round, its losses and metrics, and the time left."""
-        number = record["round"]
+        number = record.number
         left = (time.monotonic() - self.began) / (number - self.done) * (self.rounds - number)
-        parts = [f"{self.name} round {number}/{self.rounds}", terms(record["losses"])]
-        if "test" in record:
-            parts += [f"val {scores(record['val'])}", f"test {scores(record['test'])}"]
-        parts.append(f"{record['samples_per_second']:.0f} images/s, {left:.0f} s left")
+        parts = [f"{self.name} round {number}/{self.rounds}", terms(record.losses)]
+        if record.metrics:
+            parts += [f"val {scores(record.metrics['val'])}", f"test {scores(record.metrics['test'])}"]
+        parts.append(f"{record.samples_per_second:.0f} images/s, {left:.0f} s left")
         self.console.print(" | ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -126,7 +126,7 @@ class LiveProgress(Callback):
         """Begin to draw."""
         config = run.config
         self.clients = (
-            1 if run.method.centralized else max(1, round(config.train.participation * config.partition.clients))
+            1 if run.method.rule.centralized else max(1, round(config.train.participation * config.partition.clients))
         )
         self.rounds = config.train.rounds
         self.task: TaskID = self.bar.add_task(escape(run.title), total=self.rounds, completed=rounds_done)
@@ -141,12 +141,12 @@ class LiveProgress(Callback):
         self.bar.advance(self.task, 1 / self.clients)
         self.now.plain = f"  round {number}/{self.rounds}, client {client}: {terms(losses)}"
 
-    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
+    def on_round(self, record: "Round", best: "Best | None") -> None:
         """Show what the round reached."""
-        self.bar.update(self.task, completed=record["round"])
-        if "test" in record and best is not None:
+        self.bar.update(self.task, completed=record.number)
+        if record.metrics and best is not None:
             self.reached.plain = (
-                f"  val  {scores(record['val'])}\n  test {scores(record['test'])}\n"
+                f"  val  {scores(record.metrics['val'])}\n  test {scores(record.metrics['test'])}\n"
                 f"  best round so far, by validation: {best.round}"
             )
 

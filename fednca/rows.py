@@ -9,10 +9,11 @@ from typing import Any
 from fednca.config import MethodConfig, parse_value
 from fednca.errors import FedncaError
 from fednca.flags import parse_options
-from fednca.methods import method_class, method_names
+from fednca.methods import method_names
+from fednca.methods.registry import combine, option_fields, option_owners
 
 ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
-LEARNER = "learner."  # prefix of a learner's options
+PLACES = {"": "options", "learner.": "learner_options", "closing.": "closing_options"}  # of options, by their prefix
 CRITERION = "criterion"
 MOST_SEEDS = 1000  # more were hardly meant
 
@@ -54,46 +55,53 @@ def all_rows() -> list[str]:
 
 
 def parse_row(text: str) -> Row:
-    """Read `NAME[@LEARNER][:option=value[,option=value…]]`; an option of the learner is written `learner.option`.
+    """Read `NAME[@LEARNER][+CLOSING][:option=value[,option=value…]]`.
 
-    `criterion=…`, which every method takes, replaces the BCE of its learner.
+    An option of the learner or the closing is written `learner.option` or `closing.option`; `criterion=…` replaces the
+    BCE of the learner.
     """
     methods, _, options = text.partition(":")
     if "," in methods:
         raise FedncaError(f"'{text}' has a comma before its options; put spaces between methods that have options")
-    name, at, learner = methods.partition("@")
-    owners = {"": name} | ({LEARNER: learner} if at else {})
-    given = split_options(text, options, owners)
-    criterion = given[""].pop(CRITERION, None)
-    values: dict[str, dict[str, Any]] = {LEARNER: {}}
-    for prefix, owner in owners.items():
-        hyper = method_class(owner).Hyper
-        found = parse_options(owner, hyper, given[prefix])
-        values[prefix] = {option: found[option] for option in hyper.model_fields if option in found}
-    shown = [f"{prefix}{option}={show(value)}" for prefix in owners for option, value in values[prefix].items()]
+    methods, _, closing = methods.partition("+")
+    name, _, learner = methods.partition("@")
+    chosen = MethodConfig(name=name, learner=learner or None, closing=closing or None)
+    method, owners = combine(chosen), option_owners(chosen)
+    given = split_options(text, options)
     overrides: dict[str, Any] = {
         "method.name": name,
-        "method.learner": learner or None,
-        "method.options": values[""],
-        "method.learner_options": values[LEARNER],
+        "method.learner": chosen.learner,
+        "method.closing": chosen.closing,
     }
+    criterion = given[""].pop(CRITERION, None)
+    shown = []
+    for prefix, place in PLACES.items():
+        if given[prefix] and place not in owners:
+            part = prefix.rstrip(".")
+            raise FedncaError(
+                f"'{prefix}{next(iter(given[prefix]))}' in '{text}' is an option of a {part}, and the row names none"
+            )
+        fields = option_fields(method, owners.get(place, []))
+        found = parse_options(
+            name if not prefix else learner if "learner" in prefix else closing, fields, given[prefix]
+        )
+        overrides[f"method.{place}"] = values = {option: found[option] for option in fields if option in found}
+        shown += [f"{prefix}{option}={show(value)}" for option, value in values.items()]
     if criterion is not None:
         path = f"method.{CRITERION}"
         overrides[path] = parse_value(path, MethodConfig.model_fields[CRITERION], criterion)
         shown.insert(0, f"{CRITERION}={show(overrides[path])}")
-    return Row(":".join(filter(None, [methods, ",".join(shown)])), overrides)
+    return Row(text.partition(":")[0] + "".join([":" * bool(shown), ",".join(shown)]), overrides)
 
 
-def split_options(text: str, options: str, owners: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the texts of a row's options, by the prefix of their owner and by their name."""
-    given: dict[str, dict[str, str]] = {prefix: {} for prefix in owners}
+def split_options(text: str, options: str) -> dict[str, dict[str, str]]:
+    """Return the texts of a row's options, by the prefix of their place and by their name."""
+    given: dict[str, dict[str, str]] = {prefix: {} for prefix in PLACES}
     for pair in options.split(",") if options else []:
         option, equals, value = pair.partition("=")
-        prefix = LEARNER if option.startswith(LEARNER) else ""
         if not equals:
             raise FedncaError(f"'{pair}' in '{text}' is not option=value; methods have spaces between them")
-        if prefix not in owners:
-            raise FedncaError(f"'{option}' in '{text}' is a learner's option, and no {owners['']}@LEARNER is given")
+        prefix = next((each for each in PLACES if each and option.startswith(each)), "")
         given[prefix][option.removeprefix(prefix).replace("-", "_")] = value
     return given
 

@@ -14,9 +14,10 @@ from fednca.data.distances import cooccurrence_distance, label_distance, missing
 from fednca.data.partition import summary
 from fednca.files import explain_write, write_atomic
 from fednca.report.comparison import COLUMNS, value_of
-from fednca.runfiles import read_json
+from fednca.runs.folder import read_json
 from fednca.runs import Run
-from fednca.setup import build_store, pick_device
+from fednca.engine.workplace import build_store
+from fednca.devices import pick_device
 
 RECORDS = Path(__file__).parent / "records"
 DIGITS = 5

@@ -29,7 +29,7 @@ from fednca.flags import whole
 from fednca.report.bench_view import PlainView, Record
 from fednca.rows import parse_row
 from fednca.runs import Run
-from fednca.setup import pick_device
+from fednca.devices import pick_device
 
 RUNS = Path("runs/study")
 

@@ -9,7 +9,7 @@ from paired import differences, over_seeds
 from plan import SEEDS
 from study import COMPARED, METRICS, Measure, Study, dataset_and_beta, metric_of
 
-from fednca.methods import method_class
+from fednca.methods import find_method
 from fednca.report.comparison import Entry, Line, ranks
 from fednca.report.published import published
 from fednca.report.tables import mean_and_std
@@ -57,7 +57,7 @@ def rows_over_seeds(
         for column in columns:
             found = mean_and_std(measure(record, column) for record in runs.values())
             entries[column] = found and Entry(*found, reported.get(column))
-        federated = not method_class(parse_row(row).overrides["method.name"]).centralized
+        federated = not find_method(parse_row(row).overrides["method.name"]).rule.centralized
         lines.append(Line(name, sorted(runs), len(SEEDS), entries, federated))
     return lines
 

@@ -3,8 +3,8 @@
 import torch
 
 from fednca import fisher
-from fednca.engine.eager import add_up
-from fednca.methods.base import Local
+from fednca.engine.local_update import add_up
+from fednca.methods.contract import Local
 
 
 def local_of(model, **fields):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fednca.bench import Bench, plan_bench
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 from fednca.config import Config, load_config
-from fednca.methods.base import Method
+from fednca.methods.contract import Learner
 
 TINY = {
     "data.options": {
@@ -43,7 +43,7 @@ def plan(folder: Path, *methods: str, seeds: Sequence[int] = (0,), **changes: ob
     return plan_bench("demo", overrides, methods, seeds, folder)
 
 
-class LeastSquares(Method):
+class LeastSquares(Learner):
     """Half the mean squared error of a linear model; the points (x, y) travel as labels."""
 
     def losses(self, model, images, labels, local):
@@ -62,7 +62,7 @@ class StopAfter(Callback):
         self.rounds = rounds
 
     def on_round(self, record, best) -> None:
-        if record["round"] == self.rounds:
+        if record.number == self.rounds:
             raise Stop
 
 

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fednca.engine.eager import Result
-from fednca.engine.loop import Job, choose_clients, shares
+from fednca.engine.contract import Trained
+from fednca.engine.local import Workplace
+from fednca.runs.rounds import choose_clients, shares
 from fednca.methods import create_method
-from fednca.methods.base import Server, Tensors
-from fednca.setup import build_job, build_model, federate
+from fednca.methods.contract import Server, Tensors
+from fednca.engine.workplace import build_workplace
+from fednca.engine.model import build_model
+from fednca.data.load import federate
 
 CLOCKS = {"seconds", "train_seconds", "samples_per_second"}
 NO_GRADIENT = "in_proj_bias"  # the attention's key bias is in it, whose true gradient is zero
@@ -19,23 +22,23 @@ class Outcome:
     """Everything an engine has an influence on."""
 
     server: Server
-    results: list[Result]
+    results: list[Trained]
     states: dict[int, Tensors]
     scores: torch.Tensor
     sums: list[Tensors]  # of the closing exchange
 
 
-def start(config, device="cpu") -> tuple[Job, Server]:
+def start(config, device="cpu") -> tuple[Workplace, Server]:
     """Build a job and the server before its first round."""
     method, federation = create_method(config), federate(config)
     model = build_model(config, method, federation.dataset.classes, pretrained="none").to(device)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
-    job = build_job(config, method, federation, model, torch.device(device))
+    job = build_workplace(config, method, federation, model, torch.device(device))
     return job, Server(weights, method.start_server(trainable))
 
 
-def play(job: Job, engine, server: Server, rounds: int, states=None, first: int = 1) -> Outcome:
+def play(job: Workplace, engine, server: Server, rounds: int, states=None, first: int = 1) -> Outcome:
     """Let an engine train some rounds, score the test images and, with methods that have one, close."""
     states, results = dict(states or {}), []
     for number in range(first, first + rounds):

@@ -12,7 +12,8 @@ from fednca.errors import FedncaError
 from fednca.methods import create_method, method_names
 from fednca.models import ETFHead, simplex_etf
 from fednca.runs import train
-from fednca.setup import build_job, build_model
+from fednca.engine.workplace import build_workplace
+from fednca.engine.model import build_model
 
 
 class Fixed(nn.Module):
@@ -148,7 +149,7 @@ def test_a_hidden_layer_leaves_no_classifier_to_compare_with():
 def test_a_run_keeps_the_measures_of_the_model_it_judges(name, tmp_path):
     config = tiny(method__name=name, train__rounds=2, evaluate__collapse=True)
     run = train(config, tmp_path / "with")
-    job = build_job(config, run.method, run.federation, run.model("final"), torch.device("cpu"))
+    job = build_workplace(config, run.method, run.federation, run.model("final"), torch.device("cpu"))
     with torch.no_grad():
         found = [(job.model(images).features.double(), labels) for images, labels in job.val.batches(1000)]
     ((features, labels),) = found

@@ -6,7 +6,7 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 from fednca.errors import FedncaError
 from fednca.loggers import create_logger
 from fednca.runs import resume, train

@@ -5,10 +5,12 @@ import pytest
 import torch
 from helpers import tiny
 
-from fednca.methods import create_method, method_class, method_names
-from fednca.methods.base import Server
+from fednca.methods import create_method, find_method, method_names
+from fednca.methods.contract import Server
 from fednca.report.methods import page, upload
-from fednca.setup import build_job, build_model, federate
+from fednca.engine.workplace import build_workplace
+from fednca.engine.model import build_model
+from fednca.data.load import federate
 
 
 def test_the_page_of_methods_is_up_to_date():
@@ -25,7 +27,7 @@ def test_every_row_of_the_page_has_as_many_cells_as_its_head():
 def test_the_page_of_methods_names_all_choices_of_an_option(name):
     section = page().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     rows = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
-    for option, schema in method_class(name).Hyper.model_json_schema().get("properties", {}).items():
+    for option, schema in find_method(name).Hyper.model_json_schema().get("properties", {}).items():
         for choice in schema.get("enum", []):
             assert f"`{choice}`" in rows[option].rpartition(" | ")[2]
 
@@ -46,7 +48,7 @@ def test_what_a_client_uploads_is_what_the_method_declares(name):
     model = build_model(config, method, federation.dataset.classes, pretrained="none")
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     trainable = {key: weights[key] for key, p in model.named_parameters() if p.requires_grad}
-    job = build_job(config, method, federation, model, torch.device("cpu"))
+    job = build_workplace(config, method, federation, model, torch.device("cpu"))
     server = Server(weights, method.start_server(trainable))
     (result,) = job.engine.train(1, [0], server, {})
     assert result.update.weights.keys() == weights.keys()

@@ -16,20 +16,21 @@ from PIL import Image
 from sklearn.metrics import f1_score
 
 import fednca
-import fednca.engine.checkpoint
+import fednca.runs.checkpoint
 import fednca.files
-import fednca.runfiles
+import fednca.runs.folder
 import fednca.runs
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 from fednca.config import load_config
 from fednca.engine.calibrate import pick_thresholds, score_histograms
-from fednca.engine.checkpoint import State
+from fednca.runs.checkpoint import State
 from fednca.engine.evaluate import predict
 from fednca.errors import FedncaError, RunFailedError
-from fednca.methods.base import Server
+from fednca.methods.contract import Server
 from fednca.metrics import multilabel_metrics
-from fednca.runs import Run, resume, select_rounds, to_device, train
-from fednca.setup import build_job
+from fednca.runs import Run, resume, to_device, train
+from fednca.runs.history import select_rounds
+from fednca.engine.workplace import build_workplace
 
 CONFIG = tiny(train__rounds=4)
 
@@ -78,14 +79,14 @@ def test_a_run_knows_everything_it_did(whole):
 
 
 def test_the_best_checkpoint_is_the_model_whose_metrics_are_reported(whole):
-    job = build_job(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
+    job = build_workplace(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
     found = multilabel_metrics(predict(job.method, job.model, job.test, 256, whole.config.train), job.test.labels)
     assert found.as_dict() == whole.results["val"]["test"]
     assert whole.state("best").round == whole.results["val"]["round"]
 
 
 def test_thresholds_of_every_round_are_those_of_the_best_f1_on_validation_images(whole):
-    job = build_job(whole.config, whole.method, whole.federation, whole.model("last"), torch.device("cpu"))
+    job = build_workplace(whole.config, whole.method, whole.federation, whole.model("last"), torch.device("cpu"))
     found = whole.history[-1]["calibrated"]
     thresholds = torch.tensor(found["thresholds"], dtype=torch.float64)
     for name, shard in (("val", job.val), ("test", job.test)):
@@ -104,7 +105,7 @@ def test_thresholds_of_every_round_are_those_of_the_best_f1_on_validation_images
 def test_counts_that_clients_withhold_decide_no_threshold(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=1).replace({"calibrate.min_count": 5, "calibrate.bins": 50})
     run = train(config, tmp_path / "run")
-    job = build_job(run.config, run.method, run.federation, run.model("last"), torch.device("cpu"))
+    job = build_workplace(run.config, run.method, run.federation, run.model("last"), torch.device("cpu"))
     scores = predict(job.method, job.model, job.val, 256, run.config.train)
     own = zip(scores.split(job.val_sizes), job.val.labels.split(job.val_sizes), strict=True)
     sent = sum(score_histograms(*each, run.config.calibrate) for each in own)
@@ -148,9 +149,9 @@ class Dice:
         self.left = allowed
         for module, name in (
             (fednca.runs, "write_atomic"),
-            (fednca.runfiles, "write_atomic"),
+            (fednca.runs.folder, "write_atomic"),
             (fednca.runs, "append_line"),
-            (fednca.engine.checkpoint, "write_atomic"),
+            (fednca.runs.checkpoint, "write_atomic"),
         ):
             monkeypatch.setattr(module, name, self.guard(getattr(fednca.files, name), after))
 
@@ -317,7 +318,7 @@ def test_a_server_step_that_is_not_finite_names_its_round(tmp_path):
 def test_a_folder_in_use_is_refused(tmp_path):
     with pytest.raises(Stop):
         train(CONFIG, tmp_path / "run", [StopAfter(1)])
-    with fednca.runfiles.locked(tmp_path / "run"), pytest.raises(FedncaError, match="in use by another process"):
+    with fednca.runs.folder.locked(tmp_path / "run"), pytest.raises(FedncaError, match="in use by another process"):
         resume(tmp_path / "run")
 
 

@@ -7,7 +7,8 @@ from helpers import tiny
 
 from fednca.engine.batches import HALF, IMAGENET
 from fednca.methods import create_method
-from fednca.setup import build_model, build_store
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_store
 
 
 def test_the_seed_decides_the_first_weights():

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fednca.config import Config
 from fednca.errors import RunFailedError
-from fednca.methods.base import Tensors
+from fednca.methods.contract import Tensors
 
 BENCHMARKS = Path(__file__).parents[1]
 SAMPLE_SECONDS = 0.1

@@ -4,9 +4,11 @@ import time
 
 import torch
 
-from fednca.engine.choose import choose_engine
-from fednca.engine.loop import check_finite, check_weights, shares
-from fednca.methods.base import Server
+from fednca.engine.select import select_engine
+from fednca.engine.loop import check_finite
+from fednca.finite import check_finite
+from fednca.runs.rounds import shares
+from fednca.methods.contract import Server
 from peers.work import Outcome, Work
 
 
@@ -17,7 +19,7 @@ def run(work: Work, engine: str) -> Outcome:
     server, clients = Server(work.initial, method.start_server(trainable)), {}
     judged = [] if work.test is None else [work.test]
     began = time.perf_counter()
-    executor = choose_engine(config, method, work.model, work.shards, judged, work.device)
+    executor = select_engine(config, method, work.model, work.shards, judged, work.device)
     try:
         for number in work.rounds:
             results = []
@@ -26,7 +28,7 @@ def run(work: Work, engine: str) -> Outcome:
                 results.append(result)
             results.sort(key=lambda result: result.update.client)
             server = method.aggregate(server, [result.update for result in results], shares(config, results))
-            check_weights(server.weights, f"round {number}, after aggregation")
+            check_finite(server.weights, f"round {number}, after aggregation")
             clients |= {result.update.client: result.state for result in results if result.state}
         if work.device.type == "cuda":
             torch.cuda.synchronize()

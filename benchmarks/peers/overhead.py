@@ -27,7 +27,7 @@ from fednca.engine.eager import EagerEngine
 from fednca.flower import client, server
 from fednca.flower.config import ServerConfig
 from fednca.methods import create_method
-from fednca.setup import build_model
+from fednca.engine.model import build_model
 
 MARKS = "FEDNCA_BENCH_MARKS"  # folder for one file of marks from each process
 

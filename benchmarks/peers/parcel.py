@@ -10,8 +10,8 @@ from torch import nn
 from fednca.config import Config, load_config
 from fednca.engine.batches import ImageStore, Shard
 from fednca.methods import create_method
-from fednca.methods.base import Method
-from fednca.setup import build_model
+from fednca.methods.contract import Method
+from fednca.engine.model import build_model
 from peers.work import Work, own_store
 
 

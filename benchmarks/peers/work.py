@@ -12,12 +12,15 @@ from fednca.config import AugmentConfig, Config
 from fednca.engine.batches import ImageStore, Shard, batch_bounds
 from fednca.engine.evaluate import autocast
 from fednca.engine.flat import make_optimizer
-from fednca.engine.loop import choose_clients
+from fednca.runs.rounds import choose_clients
 from fednca.errors import FedncaError
 from fednca.methods import create_method
-from fednca.methods.base import Method, Tensors
+from fednca.methods.contract import Method, Tensors
 from fednca.randomness import numpy_rng, torch_rng
-from fednca.setup import build_job, build_model, build_store, federate, pick_device
+from fednca.engine.workplace import build_workplace, build_store
+from fednca.engine.model import build_model
+from fednca.data.load import federate
+from fednca.devices import pick_device
 
 SYNTHETIC_IMAGES = 64  # of each client
 SYNTHETIC_CLASSES = tuple("abcdefghij")
@@ -66,7 +69,7 @@ def load_work(config: Config) -> Work:
     federation = federate(config)
     classes = federation.dataset.classes
     model = build_model(config, method, classes, pretrained=config.model.pretrained)
-    job = build_job(config.replace({"engine": "eager"}), method, federation, model, device)
+    job = build_workplace(config.replace({"engine": "eager"}), method, federation, model, device)
     return Work(config, method, job.model, copy_of(job.model), device, classes, job.train, job.test)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fednca.config import TrainConfig
 from fednca.engine.batches import Shard
-from fednca.methods.base import Method
+from fednca.methods.contract import Method
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fednca.config import TrainConfig
-from fednca.methods.base import Method, Tensors
+from fednca.methods.contract import Method, Tensors
 from fednca.packed import Layout, Packed
 
 OPTIMIZER = "optimizer."  # prefix of a kept optimiser's tensors in a client's state

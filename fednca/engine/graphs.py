@@ -1,7 +1,7 @@
 """The engine for a GPU: every client's step is a CUDA graph, and the clients of a round train side by side."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from fednca.engine.augment import draw
 from fednca.engine.batches import Shard, batch_bounds
-from fednca.engine.eager import EagerEngine, Result, adds_up, finish_batch
+from fednca.engine.contract import Trained
 from fednca.engine.evaluate import autocast
-from fednca.engine.judge import Judge
 from fednca.engine.lanes import Lane
+from fednca.engine.local import LocalEngine, Workplace
+from fednca.engine.local_update import finish_batch
+from fednca.engine.passes import Passes
 from fednca.engine.slots import Common, Feed, Slot, copy_all
 from fednca.errors import UnfitEngineError
-from fednca.methods.base import Local, Server, Tensors, Update
+from fednca.methods.contract import Local, Server, Tensors, Update
 from fednca.packed import Packed
 from fednca.randomness import derive_seed, seeded, torch_rng
 
@@ -37,13 +39,12 @@ class Task:
     totals: Tensor
 
 
-class GraphEngine:
+class GraphEngine(LocalEngine):
     """Trains clients in slots, one stream each; without a GPU the same steps are done one after the other."""
 
     def __init__(
         self,
-        eager: EagerEngine,
-        judged: list[Shard],
+        place: Workplace,
         wanted: int,
         *,
         judged_at_once: int | None = None,
@@ -53,34 +54,44 @@ class GraphEngine:
 
         Where it is known how many images are judged at once, memory for that is taken before slots take theirs.
         """
-        self.method, self.shards, self.config, self.seed = eager.method, eager.shards, eager.config, eager.seed
+        super().__init__(place)
+        self.method, self.shards, self.config, self.seed = (
+            place.method,
+            place.train,
+            place.config.train,
+            place.config.seed,
+        )
+        judged = [place.val, place.test]
         self.keep_states = keep_states
-        if len(list(eager.model.parameters())) < len(list(eager.model.named_parameters(remove_duplicate=False))):
+        if len(list(place.model.parameters())) < len(list(place.model.named_parameters(remove_duplicate=False))):
             raise UnfitEngineError("layers of the model share a weight")
         longest = max(self.shards, key=len)
         self.classes = longest.labels.shape[1]
         self.common = Common(
-            self.method, eager.model, self.config, longest.store, len(longest) * self.config.local_epochs
+            self.method,
+            place.model,
+            self.config,
+            longest.store,
+            room=len(longest) * self.config.local_epochs,
+            clients=len(self.shards),
         )
         self.device = self.common.device
         self.slots: list[tuple[Slot, Lane]] = []
+        self.asked: dict[Hashable, Tensors] = {}  # where an exchange of the closing reads what the server asks
         largest = max(size for shard in self.shards for size in sizes_of(shard, self.config.batch_size))
         self.common.try_out(*next(longest.batches(largest)))
-        passed_over = [*judged, *(self.shards if self.method.closes or adds_up(self.method) else [])]
-        self.judge = Judge(self.common, self.classes, max(map(len, passed_over), default=0))
+        passed_over = [*judged, *(self.shards if self.method.closing or self.method.rule.adds_up else [])]
+        self.passes = Passes(self.common, self.classes, max(map(len, passed_over), default=0))
         if judged_at_once and self.device.type == "cuda":
             for shard in judged:
                 self.predict(self.common.start, shard, judged_at_once)
-        if adds_up(self.method):
+        if self.method.rule.adds_up:
             self._prepare_finish(longest)
-        if self.method.closes:
-            with torch.no_grad():
-                self.judge.prepare(CLOSE, longest, self._close_sums)
         fitting = self._plan(wanted, largest)
         self.note = f"engine: CUDA graphs, {fitting} clients at once"
         if fitting < wanted:
             self.note += f" (of {wanted} in a round: the GPU's memory has no room for more)"
-        if FINISH in self.judge.uncaptured:
+        if FINISH in self.passes.uncaptured:
             self.note += "; what follows a client's last step is done without"
 
     def _prepare_finish(self, longest: Shard) -> None:
@@ -88,11 +99,11 @@ class GraphEngine:
         self.seen = self.common.recorder()
         vars(self.seen).update(global_model=self.common.frozen.model)  # Local would make a copy
         tell = partial(self._finish_sums, self.seen)
-        self.judge.prepare(FINISH, longest, tell)
+        self.passes.prepare(FINISH, longest, tell)
         if self.seen.shapes:  # what is drawn comes from the host
-            self.judge.uncaptured.add(FINISH)
+            self.passes.uncaptured.add(FINISH)
         elif self.device.type == "cuda":
-            self.judge.add_up(FINISH, longest, finish_batch(self.device), tell)
+            self.passes.add_up(FINISH, longest, finish_batch(self.device), tell)
 
     def _plan(self, wanted: int, largest: int) -> int:
         """Build as many slots as are wanted and fit into memory, and return how many they are."""
@@ -111,7 +122,7 @@ class GraphEngine:
 
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
-    ) -> Iterator[Result]:
+    ) -> Iterator[Trained]:
         """Yield the result of each client in round `number`."""
         self.common.begin(server)
         if self.device.type == "cuda":
@@ -124,7 +135,7 @@ class GraphEngine:
                     pass
                 yield self._result(number, task)
 
-    def _train_side_by_side(self, number: int, clients: Sequence[int], states: dict[int, Tensors]) -> Iterator[Result]:
+    def _train_side_by_side(self, number: int, clients: Sequence[int], states: dict[int, Tensors]) -> Iterator[Trained]:
         """Give all work to the GPU, the slots' steps in turn, and take the results as they come."""
         main = torch.cuda.current_stream(self.device)
         done: deque[tuple[Task, torch.cuda.Event]] = deque()
@@ -179,17 +190,17 @@ class GraphEngine:
     def _steps(self, slot: Slot, lane: Lane, task: Task) -> Iterator[None]:
         """Do a task in a slot, yielding after each step."""
         slot.begin(task.feed, task.state)
-        if self.method.centralized and task.state:
+        if self.method.rule.centralized and task.state:
             slot.optimizer.load(task.state)
         for size in task.feed.sizes:
             lane.do(size, partial(slot.step, size))
             yield
         task.weights.load(slot.values)
         task.totals.copy_(slot.totals)
-        if self.method.centralized:
+        if self.method.rule.centralized:
             task.state = slot.optimizer.dump()
 
-    def _result(self, number: int, task: Task) -> Result:
+    def _result(self, number: int, task: Task) -> Trained:
         """Let the method finish a client's update."""
         shard, config = self.shards[task.client], self.config
         self.common.scratch.load(task.weights)
@@ -197,6 +208,7 @@ class GraphEngine:
             client=task.client,
             round=number,
             lr=config.lr,
+            learner=self.method.learner,
             model=self.common.model,
             start=self.common.start,
             received=self.common.received,
@@ -212,46 +224,53 @@ class GraphEngine:
         update = Update(task.client, task.weights, extra, len(shard), local.steps)
         seen = len(shard) * config.local_epochs
         means = [total / seen for total in task.totals.tolist()]
-        return Result(update, local.state, dict(zip(self.common.terms, means, strict=True)))
+        return Trained(update, local.state, dict(zip(self.common.terms, means, strict=True)))
 
     def _finish(self, local: Local, shard: Shard) -> Tensors:
         """Do what the eager engine does after a client's last step, going through its images by graphs."""
-        if not adds_up(self.method):
-            return self.method.finish(local, {})
+        if not self.method.rule.adds_up:
+            return self.method.rule.finish(local, {})
         seen = local
-        if FINISH not in self.judge.uncaptured:  # a graph reads where it did when it was captured
+        if FINISH not in self.passes.uncaptured:  # a graph reads where it did when it was captured
             seen = self.seen
             copy_all(local.state, seen.state)
         tell = partial(self._finish_sums, seen)
-        return self.method.finish(local, self.judge.add_up(FINISH, shard, finish_batch(self.device), tell))
+        return self.method.rule.finish(local, self.passes.add_up(FINISH, shard, finish_batch(self.device), tell))
 
     def _finish_sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
         """Return a batch's part of the sums that `finish` is given."""
         with autocast(self.device, self.config):
-            return self.method.finish_sums(local, images, labels)
+            return self.method.rule.sums(local, images, labels)
 
     @torch.no_grad()
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
-        self.judge.load(weights)
-        return self.judge.score(shard, batch_size)
+        self.passes.load(weights)
+        return self.passes.score(shard, batch_size)
 
     @torch.no_grad()
-    def close_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int) -> list[Tensors]:
-        """Return each client's sums for the closing exchange of a model with these weights."""
-        self.judge.load(weights)
-        return [self.judge.add_up(CLOSE, shard, batch_size, self._close_sums) for shard in shards]
+    def client_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int, asked: Tensors) -> list[Tensors]:
+        """Return each client's sums for an exchange of the closing, of a model with these weights."""
+        self.passes.load(weights)
+        key = (CLOSE, *((name, tensor.shape, tensor.dtype) for name, tensor in asked.items()))
+        if key not in self.asked:
+            self.asked[key] = {name: tensor.clone() for name, tensor in asked.items()}
+            self.passes.prepare(key, shards[0], partial(self._closing_sums, self.asked[key]))
+        copy_all(asked, self.asked[key])  # a graph reads where it did when it was captured
+        add = partial(self._closing_sums, self.asked[key])
+        return [self.passes.add_up(key, shard, batch_size, add) for shard in shards]
 
-    def _close_sums(self, images: Tensor, labels: Tensor) -> Tensors:
-        """Return a batch's part of a client's sums for the closing exchange."""
+    def _closing_sums(self, asked: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        """Return a batch's part of a client's sums for an exchange of the closing."""
+        assert self.method.closing is not None
         with autocast(self.device, self.config):
-            return self.method.close_sums(self.judge.frozen.model, images, labels)
+            return self.method.closing.sums(self.passes.frozen.model, images, labels, asked)
 
     def close(self) -> None:
         """Drop graphs and slots, so that their memory is free for other runs."""
         for _, lane in self.slots:
             lane.close()
-        self.judge.lane.close()
+        self.passes.lane.close()
         self.slots.clear()
 
 

@@ -29,9 +29,11 @@ from torch import Tensor
 
 from fednca.data.processes import _start_worker, cores
 from fednca.engine.batches import Shard, batch_bounds
-from fednca.engine.eager import EagerEngine, Result
+from fednca.engine.contract import Trained
+from fednca.engine.eager import EagerEngine
+from fednca.engine.local import LocalEngine, Workplace
 from fednca.errors import FedncaError, RunFailedError
-from fednca.methods.base import Server, Tensors
+from fednca.methods.contract import Server, Tensors
 from fednca.randomness import GLOBAL
 
 KILLED = "a worker process was killed, perhaps for want of memory; use fewer workers"
@@ -46,10 +48,10 @@ class TrainClient:
     client: int
     state: Tensors
 
-    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> Result:
+    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> Trained:
         """Train the client."""
-        shard = eager.shards[self.client]
-        return eager.update(self.number, self.client, shard, sent.weights, sent.received, self.state)
+        shard = eager.place.train[self.client]
+        return eager.trainer.update(self.number, self.client, shard, sent.weights, sent.others, self.state)
 
 
 @dataclass(frozen=True)
@@ -69,27 +71,26 @@ class PredictBatch:
 
 
 @dataclass(frozen=True)
-class CloseClient:
-    """One client's part in the closing exchange."""
+class AddUpClient:
+    """One client's part in an exchange of the closing."""
 
     shard: int
     batch_size: int
 
     def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> tuple[int, Tensors]:
         """Return whose shard it is, and its sums."""
-        (sums,) = eager.close_sums(sent.weights, [shards[self.shard]], self.batch_size)
-        return self.shard, sums
+        return self.shard, eager.trainer.sums(sent.weights, shards[self.shard], self.batch_size, sent.others)
 
 
-Task = TrainClient | PredictBatch | CloseClient
+Order = TrainClient | PredictBatch | AddUpClient
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a server sends to its clients, which may be far less than it keeps: its weights and the method's tensors."""
+    """What a server sends to its clients, which may be far less than it keeps: its weights and what goes with them."""
 
     weights: Tensors
-    received: Tensors = field(default_factory=dict)
+    others: Tensors = field(default_factory=dict)  # of the rule or the closing
 
 
 @dataclass(frozen=True)
@@ -100,21 +101,23 @@ class Failure:
     trace: str
 
 
-class ProcessEngine:
+class ProcessEngine(LocalEngine):
     """Trains the chosen clients in worker processes, forked when they are first needed."""
 
-    def __init__(self, eager: EagerEngine, judged: list[Shard], workers: int) -> None:
-        """Take the engine that every worker runs, the shards whose images will be predicted, and the most workers."""
-        self.eager, self.shards, self.workers = eager, [*judged, *eager.shards], workers
+    def __init__(self, place: Workplace, workers: int) -> None:
+        """Take the workplace, which every worker inherits, and the most workers."""
+        super().__init__(place)
+        self.eager, self.workers = EagerEngine(place), workers
+        self.shards = [place.val, place.test, *place.train]
         self.note = f"engine: {workers} processes" + (", one for each core" if workers == cores() else "")
-        self._crew: list[Worker] = []
+        self._workers: list[Worker] = []
 
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
-    ) -> Iterator[Result]:
+    ) -> Iterator[Trained]:
         """Yield the result of each client in round `number` as soon as it is there."""
-        largest_first = sorted(clients, key=lambda client: -len(self.eager.shards[client]))
-        sent = Sent(server.weights, self.eager.method.send(server))
+        largest_first = sorted(clients, key=lambda client: -len(self.place.train[client]))
+        sent = Sent(server.weights, self.place.method.rule.send(server))
         yield from self._share_out(sent, [TrainClient(number, k, states.get(k, {})) for k in largest_first])
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
@@ -123,17 +126,18 @@ class ProcessEngine:
         if place is None:
             return self.eager.predict(weights, shard, batch_size)
         largest_first = sorted(batch_bounds(len(shard), batch_size), key=lambda bound: bound[0] - bound[1])
-        tasks = [PredictBatch(place, start, stop, batch_size) for start, stop in largest_first]
-        parts: dict[int, Tensor] = dict(self._share_out(Sent(weights), tasks))
+        orders = [PredictBatch(place, start, stop, batch_size) for start, stop in largest_first]
+        parts: dict[int, Tensor] = dict(self._share_out(Sent(weights), orders))
         return torch.cat([parts[start] for start in sorted(parts)])
 
-    def close_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int) -> list[Tensors]:
-        """Return each client's sums for the closing exchange of a model with these weights."""
+    def client_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int, asked: Tensors) -> list[Tensors]:
+        """Return each client's sums for an exchange of the closing, of a model with these weights."""
         places = [self._place(shard) for shard in shards]
         if None in places:
-            return self.eager.close_sums(weights, shards, batch_size)
+            return self.eager.client_sums(weights, shards, batch_size, asked)
         largest_first = sorted((place for place in places if place is not None), key=lambda at: -len(self.shards[at]))
-        found = dict(self._share_out(Sent(weights), [CloseClient(place, batch_size) for place in largest_first]))
+        orders = [AddUpClient(place, batch_size) for place in largest_first]
+        found = dict(self._share_out(Sent(weights, asked), orders))
         return [found[place] for place in places]
 
     def _place(self, shard: Shard) -> int | None:
@@ -142,17 +146,17 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the workers, whatever they are doing; a later use starts others."""
-        for worker in self._crew:
+        for worker in self._workers:
             worker.process.kill()
-        for worker in self._crew:
+        for worker in self._workers:
             worker.process.join()
             worker.connection.close()
-        self._crew.clear()
+        self._workers.clear()
 
-    def _share_out(self, sent: Sent, tasks: Sequence[Task]) -> Iterator[Any]:
-        """Yield the tasks' results as they come; whichever worker is free gets the next task."""
-        waiting, told = deque(tasks), dump(sent)
-        mine = self._free_workers(min(self.workers, len(tasks)))
+    def _share_out(self, sent: Sent, orders: Sequence[Order]) -> Iterator[Any]:
+        """Yield the orders' results as they come; whichever worker is free gets the next one."""
+        waiting, told = deque(orders), dump(sent)
+        mine = self._free_workers(min(self.workers, len(orders)))
         try:
             for worker in mine:
                 worker.send(told)
@@ -169,10 +173,10 @@ class ProcessEngine:
 
     def _free_workers(self, count: int) -> "list[Worker]":
         """Return so many workers that have nothing to do, starting those that are missing."""
-        free = [worker for worker in self._crew if not worker.busy]
+        free = [worker for worker in self._workers if not worker.busy]
         while len(free) < count:
             free.append(Worker(self.eager, self.shards))
-            self._crew.append(free[-1])
+            self._workers.append(free[-1])
         return free[:count]
 
 
@@ -189,10 +193,10 @@ class Worker:
             there.close()  # only the process has it now, so that its death closes it
         self.busy = False
 
-    def give(self, task: Task) -> None:
-        """Let the worker do a task."""
+    def give(self, order: Order) -> None:
+        """Let the worker carry out an order."""
         self.busy = True
-        self.send(dump(task))
+        self.send(dump(order))
 
     def send(self, message: memoryview) -> None:
         """Send a dumped message; a worker always listens when it is not busy."""
@@ -244,17 +248,17 @@ def serve(connection: Connection, eager: EagerEngine, shards: Sequence[Shard]) -
     sent = Sent({})
     with suppress(EOFError, ConnectionError):  # the parent was killed
         while True:
-            message: Sent | Task = connection.recv()
+            message: Sent | Order = connection.recv()
             if isinstance(message, Sent):
                 sent = message
             else:
                 connection.send_bytes(answer(message, eager, shards, sent))
 
 
-def answer(task: Task, eager: EagerEngine, shards: Sequence[Shard], sent: Sent) -> memoryview:
-    """Return a task's result, or whatever went wrong with it, as bytes."""
+def answer(order: Order, eager: EagerEngine, shards: Sequence[Shard], sent: Sent) -> memoryview:
+    """Return an order's result, or whatever went wrong with it, as bytes."""
     try:
-        return dump(task.run(eager, shards, sent))
+        return dump(order.run(eager, shards, sent))
     except BaseException as error:  # noqa: BLE001 - the parent raises it
         trace = "".join(traceback.format_exception(error))
         return dump(Failure(error if can_travel(error) else in_words(error), trace))

@@ -17,7 +17,7 @@ from fednca.engine.flat import FlatOptimizer, added, settle
 from fednca.engine.fuse import available, fuse, watch
 from fednca.engine.fused import FusedStem
 from fednca.engine.moves import in_one_kernel
-from fednca.methods.base import Local, Method, Server, Tensors
+from fednca.methods.contract import Local, Method, Server, Tensors
 from fednca.packed import Layout, Packed
 
 # Autocast turns these layers' weights to bf16 whenever they are used, and uses them for nothing else.
@@ -50,7 +50,9 @@ class Recorder(Local):
 class Common:
     """What all slots share: the round's global weights, what the server sent with them, and the shape of a step."""
 
-    def __init__(self, method: Method, model: nn.Module, config: TrainConfig, store: ImageStore, room: int) -> None:
+    def __init__(
+        self, method: Method, model: nn.Module, config: TrainConfig, store: ImageStore, room: int, clients: int
+    ) -> None:
         """Take what stays the same; `room` is the most images that a client sees in a round."""
         self.method, self.model, self.config, self.store, self.room = method, model, config, store, room
         self.device = store.mean.device
@@ -62,9 +64,9 @@ class Common:
         self.scratch = self.start.clone()
         settle(model, self.scratch)
         started = {name: self.start[name] for name in self.trainable}
-        server = Server(self.start, method.start_server(started))
-        self.received = {name: tensor.clone() for name, tensor in method.send(server).items()}
-        self.state = method.start_client(started)
+        server = Server(self.start, method.rule.start_server(started, clients))
+        self.received = {name: tensor.clone() for name, tensor in method.rule.send(server).items()}
+        self.state = method.rule.start_client(started)
 
     def try_out(self, images: Tensor, labels: Tensor) -> None:
         """Take the gradients of one step, to learn what a step consists of and to fill every cache a model may have."""
@@ -79,7 +81,7 @@ class Common:
                 terms.update(self.method.learner.losses(self.model, images, labels, local))
 
         self.fusible = watch(self.model, forward)
-        penalties = self.method.penalties(local)
+        penalties = self.method.rule.penalties(local)
         self.terms, self.drawn = [*terms, *penalties], local.shapes
         torch.autograd.grad(added(terms | penalties), list(local.weights.values()), allow_unused=True)
         self.counted = {name: self.scratch[name] - old for name, old in before.items()}
@@ -91,14 +93,14 @@ class Common:
     def recorder(self) -> Recorder:
         """Return a client without number or round, whose tensors stay where they are."""
         state = {name: tensor.clone() for name, tensor in self.state.items()}
-        given = (self.config.lr, self.model, self.start, self.received, state, torch.Generator())
+        given = (self.config.lr, self.method.learner, self.model, self.start, self.received, state, torch.Generator())
         return Recorder(0, 0, *given)
 
     def begin(self, server: Server) -> None:
         """Take what a round begins with."""
         self.start.load(server.weights)
         self.frozen.renew()
-        copy_all(self.method.send(server), self.received)
+        copy_all(self.method.rule.send(server), self.received)
 
     def copy_model(self, values: Packed) -> nn.Module:
         """Return a model of its own with these tensors, in bf16 one that uses our kernels."""
@@ -150,7 +152,7 @@ class Slot:
             self.shadow = cast_at_once(self.model, self.values, common.trainable).vectors[torch.bfloat16]
         self.leaves = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.one_kernel = in_one_kernel(self.optimizer, self.shadow)
-        self.corrected = type(common.method).correct is not Method.correct
+        self.corrected = common.method.rule.corrects
         self.renew_shadow()
 
         self.state = {name: tensor.clone() for name, tensor in common.state.items()}
@@ -166,7 +168,15 @@ class Slot:
         )
         self.totals = torch.zeros(len(common.terms), dtype=self.dtype, device=device)
         self.local = SlotLocal(
-            0, 0, config.lr, self.model, common.start, common.received, self.state, torch.Generator()
+            0,
+            0,
+            config.lr,
+            common.method.learner,
+            self.model,
+            common.start,
+            common.received,
+            self.state,
+            torch.Generator(),
         )
         vars(self.local).update(weights=self.masters, global_model=common.frozen.model)  # Local would make copies
 
@@ -193,7 +203,7 @@ class Slot:
         local.drawn = iter([numbers[at] for numbers in self.feed.draws])
         with autocast(common.device, config):
             terms = method.learner.losses(self.model, images, labels, local)
-        penalties = method.penalties(local)
+        penalties = method.rule.penalties(local)
         self._move(terms, penalties)
         self.totals.add_(torch.stack([term.detach() for term in (terms | penalties).values()]), alpha=size)
         if self.increments is not None:
@@ -218,7 +228,7 @@ class Slot:
                 self.optimizer.add(own)
             self.optimizer.step()
         with torch.no_grad():
-            self.common.method.correct(self.local)
+            self.common.method.rule.correct(self.local)
         if kernel is None or self.corrected:
             self.renew_shadow()
 

@@ -11,28 +11,29 @@ from torch import Tensor, nn
 
 from fednca.config import Config
 from fednca.engine.batches import Shard
-from fednca.engine.eager import EagerEngine, Result
+from fednca.engine.contract import Trained
+from fednca.engine.local_update import Trainer
+from fednca.engine.workplace import build_store
 from fednca.errors import FedncaError
 from fednca.flower.records import from_arrays
-from fednca.methods.base import Method, Server, Tensors, Update
-from fednca.setup import build_store
+from fednca.methods.contract import Method, Server, Tensors, Update
 
 
-def rehearse(config: Config, method: Method, model: nn.Module, classes: int) -> Result:
+def rehearse(config: Config, method: Method, model: nn.Module, classes: int) -> Trained:
     """Do what sites are asked for on two blank images, so that names, shapes and dtypes of an answer are known."""
     model = copy.deepcopy(model)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
-    received = method.send(Server(weights, method.start_server(trainable)))
-    engine = EagerEngine(method, model, [], config.train.model_copy(update={"local_epochs": 1}), config.seed)
-    return engine.update(1, 0, blank_shard(config, classes), weights, received, {})
+    server = Server(weights, method.rule.start_server(trainable, config.partition.clients))
+    received = method.rule.send(server)
+    trainer = Trainer(method, model, config.train.model_copy(update={"local_epochs": 1}), config.seed)
+    return trainer.update(1, 0, blank_shard(config, classes), weights, received, {})
 
 
-def rehearse_closing(config: Config, method: Method, model: nn.Module, classes: int) -> Tensors:
-    """Do the same for the closing exchange."""
-    engine = EagerEngine(method, copy.deepcopy(model), [], config.train, config.seed)
-    (sums,) = engine.close_sums(model.state_dict(), [blank_shard(config, classes)], config.evaluate.batch_size)
-    return sums
+def rehearse_closing(config: Config, method: Method, model: nn.Module, classes: int, asked: Tensors) -> Tensors:
+    """Do the same for an exchange of the closing."""
+    trainer = Trainer(method, copy.deepcopy(model), config.train, config.seed)
+    return trainer.sums(model.state_dict(), blank_shard(config, classes), config.evaluate.batch_size, asked)
 
 
 def blank_shard(config: Config, classes: int) -> Shard:
@@ -42,7 +43,7 @@ def blank_shard(config: Config, classes: int) -> Shard:
     return Shard.build(store, np.arange(2), np.zeros((2, classes), np.int8))
 
 
-def read_update(content: RecordDict, client: int, expected: Result) -> Result:
+def read_update(content: RecordDict, client: int, expected: Trained) -> Trained:
     """Take a site's update out of its answer; FedncaError says what is wrong with it."""
     weights = read_tensors(content, "weights", expected.update.weights)
     extra = read_tensors(content, "extra", expected.update.extra)
@@ -50,7 +51,7 @@ def read_update(content: RecordDict, client: int, expected: Result) -> Result:
     if set(losses) != set(expected.losses):
         raise FedncaError(f"its losses are {', '.join(losses) or 'none'}")
     update = Update(client, weights, extra, read_count(counts, "samples"), read_count(counts, "steps"))
-    return Result(update, {}, {term: read_number(losses, term) for term in losses})
+    return Trained(update, {}, {term: read_number(losses, term) for term in losses})
 
 
 def read_tensors(content: RecordDict, part: str, expected: Tensors) -> Tensors:

@@ -5,24 +5,26 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from fednca.config import build_config
+from fednca.devices import cpu_threads, pick_device
 from fednca.engine.batches import Shard
 from fednca.engine.calibrate import score_histograms
-from fednca.engine.eager import EagerEngine
+from fednca.engine.local_update import Trainer
+from fednca.engine.model import build_model
 from fednca.errors import FedncaError
+from fednca.flower.assignment import Assignment
 from fednca.flower.kept import load_state, save_state, unchanged
 from fednca.flower.privacy import privatize_update
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.site import Site, open_site
-from fednca.flower.tasks import Task
 from fednca.methods import create_method
-from fednca.methods.base import Tensors
-from fednca.setup import build_model, cpu_threads, pick_device
+from fednca.methods.contract import Tensors
+from fednca.models.heads import load_constants
 
 LOG = logging.getLogger("flwr.fednca")
 FAILED = 1000  # our error code in Flower's replies
@@ -48,7 +50,7 @@ def guarded(handler: Handler) -> Handler:
 @guarded
 def announce(message: Message, context: Context) -> Message:
     """Tell name, classes and numbers of images."""
-    site = open_site(context, Task.from_message(message.content))
+    site = open_site(context, Assignment.from_message(message.content))
     counts = {part: len(own.rows) for part, own in site.parts.items()}
     record = ConfigRecord({"name": site.name, "classes": list(site.classes), **counts})
     return Message(RecordDict({"site": record}), reply_to=message)
@@ -58,16 +60,16 @@ def announce(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train the global model on the site's images and send the update."""
     with at_work(message, context) as work:
-        task, start = work.task, work.tensors("weights")
-        folder, kept = work.site.state, load_state(work.site.state, work.task.accepted)
-        result = work.engine.update(
-            task.round, task.client, work.shard("train"), start, work.tensors("received"), work.put(kept or {})
+        told, start = work.assignment, work.tensors("weights")
+        folder, kept = work.site.state, load_state(work.site.state, told.accepted)
+        result = work.trainer.update(
+            told.round, told.client, work.shard("train"), start, work.tensors("received"), work.put(kept or {})
         )
-        save_state(folder, task.round, task.accepted, result.state)
-        trainable = [name for name, weight in work.engine.model.named_parameters() if weight.requires_grad]
+        save_state(folder, told.round, told.accepted, result.state)
+        trainable = [name for name, weight in work.trainer.model.named_parameters() if weight.requires_grad]
         update = result.update
         content = RecordDict()
-        content["weights"] = to_arrays(privatize_update(task.privacy, start, update.weights, trainable))
+        content["weights"] = to_arrays(privatize_update(told.privacy, start, update.weights, trainable))
         content["extra"] = to_arrays(update.extra)
         counts = {
             "samples": update.samples,
@@ -89,27 +91,27 @@ def evaluate(message: Message, context: Context) -> Message:
             shard = work.shard(part)
             scores = shard.labels[:0]
             if len(shard):
-                scores = work.engine.predict(weights, shard, config.evaluate.batch_size)
+                scores = work.trainer.predict(weights, shard, config.evaluate.batch_size)
             histograms[part] = score_histograms(scores, shard.labels, config.calibrate)
     return Message(RecordDict({"histograms": to_arrays(histograms)}), reply_to=message)
 
 
 @guarded
 def close(message: Message, context: Context) -> Message:
-    """Send the site's sums for the method's closing exchange."""
+    """Send the site's sums for an exchange of the method's closing."""
     with at_work(message, context) as work:
         size = work.site.config.evaluate.batch_size
-        (sums,) = work.engine.close_sums(work.tensors("weights"), [work.shard("train")], size)
+        sums = work.trainer.sums(work.tensors("weights"), work.shard("train"), size, work.tensors("asked"))
     return Message(RecordDict({"sums": to_arrays(sums)}), reply_to=message)
 
 
 @dataclass(frozen=True)
 class Work:
-    """A task with all that is needed to do it."""
+    """An assignment with all that is needed to do it."""
 
-    task: Task
+    assignment: Assignment
     site: Site
-    engine: EagerEngine
+    trainer: Trainer
     device: torch.device
     content: RecordDict
 
@@ -123,27 +125,27 @@ class Work:
 
     def shard(self, part: str) -> Shard:
         """Return images of the site with labels in the federation's classes."""
-        return self.site.shard(part, self.task.classes, self.device)
+        return self.site.shard(part, self.assignment.classes, self.device)
 
 
 @contextmanager
 def at_work(message: Message, context: Context) -> Iterator[Work]:
-    """Build the engine with method and model as the server has them, on the site's device."""
-    task = Task.from_message(message.content)
-    site = open_site(context, task)
+    """Build the trainer with method and model as the server has them, on the site's device."""
+    told = Assignment.from_message(message.content)
+    site = open_site(context, told)
     device = pick_device(site.config.device)
     torch.backends.cudnn.deterministic = True  # a round repeats itself
     with unchanged(site.state, site.data), cpu_threads(site.config.threads):
-        engine = _build(site.config.model_dump_json(), task.classes, device)
-        work = Work(task, site, engine, device, message.content)
-        for name, constant in work.tensors("constants").items():
-            engine.model.get_buffer(name).copy_(constant)
+        trainer = _build(site.config.model_dump_json(), told.classes, device)
+        work = Work(told, site, trainer, device, message.content)
+        load_constants(trainer.model, work.tensors("constants"))
         yield work
 
 
 @functools.lru_cache(maxsize=1)  # a worker of a simulation plays many clients, and each overwrites the whole engine
-def _build(config: str, classes: tuple[str, ...], device: torch.device) -> EagerEngine:
+def _build(config: str, classes: tuple[str, ...], device: torch.device) -> Trainer:
     wanted = build_config(json.loads(config))
     method = create_method(wanted)
+    method = replace(method, learner=method.learner.sketch())  # what it lacks of files are constants of the server's
     model = build_model(wanted, method, classes, pretrained="none").to(device)
-    return EagerEngine(method, model, [], wanted.train, wanted.seed)
+    return Trainer(method, model, wanted.train, wanted.seed)

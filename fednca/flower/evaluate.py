@@ -37,7 +37,7 @@ def metrics_of(histograms: Tensor, thresholds: float | Tensor = 0.5) -> Record:
     return multilabel_metrics(*expand(histograms), thresholds).as_dict()
 
 
-def judge(sent: Mapping[str, Histograms], config: CalibrateConfig) -> tuple[Tensor, Record]:
+def judge_histograms(sent: Mapping[str, Histograms], config: CalibrateConfig) -> tuple[Tensor, Record]:
     """Return thresholds (C,) chosen on the sites' validation shares, and all metrics for the round's record."""
     pooled = {part: torch.stack([own[part] for own in sent.values()]).sum(0) for part in ("val", "test")}
     thresholds = pick_thresholds(pooled["val"], config)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fednca.engine.checkpoint import State, load_checkpoint, save_checkpoint
 from fednca.errors import ChangedDataError, FedncaError
 from fednca.files import explain_write, write_atomic
-from fednca.methods.base import Server, Tensors
+from fednca.methods.contract import Server, Tensors
+from fednca.runs.checkpoint import State, load_checkpoint, save_checkpoint
 
 RUNS = 3  # whose states a site keeps
 RUN = re.compile("[0-9a-f]{16}")  # a run's id, and the name of its folder

@@ -1,18 +1,18 @@
 """What leaves a site, and how much of it: the very records that a site would send, for blank images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord
 
 from fednca.config import Config
+from fednca.devices import cpu_threads
 from fednca.engine.calibrate import score_histograms
+from fednca.engine.model import build_model
 from fednca.errors import FedncaError
 from fednca.flower.checks import blank_shard, rehearse, rehearse_closing
 from fednca.flower.records import count_bytes, to_arrays
-from fednca.flower.site import without_files
 from fednca.methods import create_method
-from fednca.methods.base import Tensors
-from fednca.setup import build_model, cpu_threads
+from fednca.methods.contract import Server, Tensors
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,18 @@ class Sent:
 
 def what_leaves(config: Config, classes: int) -> list[Sent]:
     """Return all that a site sends in a run, with the sizes of the real model's records."""
-    config = config.replace(without_files(config))
     method = create_method(config)
-    if method.centralized:
+    if method.rule.centralized:
         raise FedncaError("method 'centralized' has no federation, so nothing leaves a site; choose a federated one")
     names = tuple(f"class {number}" for number in range(classes))
     with cpu_threads(config.threads):
+        method = replace(method, learner=method.learner.sketch())
         model = build_model(config, method, names, pretrained="none")
         result = rehearse(config, method, model, classes)
-        sums = rehearse_closing(config, method, model, classes) if method.closes else {}
+        sums = {}
+        if method.closing is not None:
+            asked = next(method.closing.close(Server(model.state_dict())))
+            sums = rehearse_closing(config, method, model, classes, asked)
     every = config.evaluate.every
     judged = "every round" if every == 1 else f"every {every} rounds and the last"
     update, shard = result.update, blank_shard(config, classes)

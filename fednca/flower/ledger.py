@@ -7,7 +7,7 @@ from typing import Any
 from fednca.files import write_atomic
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after
-from fednca.runfiles import read_json
+from fednca.runs.folder import read_json
 
 
 class Ledger:

@@ -22,7 +22,8 @@ from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, comp
 from fednca.config import Config
 from fednca.errors import FedncaError
 from fednca.flower.config import PrivacyConfig
-from fednca.methods.base import Method, Tensors
+from fednca.methods import find_method
+from fednca.methods.contract import Method, Tensors
 
 
 def check_private(privacy: PrivacyConfig, config: Config, method: Method) -> None:
@@ -30,12 +31,12 @@ def check_private(privacy: PrivacyConfig, config: Config, method: Method) -> Non
     if privacy.mode == "none":
         return
     name = config.method.name
-    if method.extra_copies:
+    if method.rule.copies:
         raise FedncaError(
-            f"method '{name}' uploads {method.about.state} beside the weights, which clipping and noise do not cover; "
+            f"method '{name}' uploads {find_method(name).about.state} beside the weights, which clipping and noise do not cover; "
             "use fedavg, fedprox or another method without such uploads, or privacy mode 'none'"
         )
-    if method.closes:
+    if method.closing is not None:
         raise FedncaError(
             f"method '{name}' ends with exact sums over each site's images, which no noise covers; "
             "use another method, or privacy mode 'none'"

@@ -16,6 +16,7 @@ from fednca.config import read_toml, validate
 from fednca.data.images import read_image
 from fednca.data.sources import folder as folder_source
 from fednca.data.types import Dataset, FileImages
+from fednca.devices import read_device
 from fednca.errors import FedncaError
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig, load_server, load_site
@@ -23,7 +24,6 @@ from fednca.flower.kept import check_writable
 from fednca.flower.roster import Announced, check_judged
 from fednca.flower.site import FEWEST, deal
 from fednca.flower.trial import subject_name
-from fednca.setup import read_device
 
 Problems = Iterator[str]
 Watch = Callable[[Iterable[None], str, int], Iterable[None]]  # shows how far something is: steps, what, how many

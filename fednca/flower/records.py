@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednca.errors import FedncaError
-from fednca.methods.base import Tensors
+from fednca.methods.contract import Tensors
 from fednca.packed import view
 
 LAYOUT = "layout"  # name of the array that holds it

@@ -1,6 +1,5 @@
-"""The server's side of a run: it starts or goes on, plays the rounds, and writes a run folder that `Run` reads."""
+"""The server's side of a run: it starts or goes on, and plays the rounds into a run folder that `Run` reads."""
 
-import json
 import logging
 import secrets
 import time
@@ -12,24 +11,27 @@ from typing import Any
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fednca.config import Config, build_config, read_toml
-from fednca.engine.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
-from fednca.engine.loop import Record
+from fednca.config import Config
+from fednca.devices import cpu_threads
+from fednca.engine.model import build_model, restore_model
 from fednca.errors import FedncaError, InUseError, RunFailedError
-from fednca.files import append_line, explain_write, write_atomic
+from fednca.files import explain_write, write_atomic
+from fednca.flower.assignment import ASSIGNMENT, Assignment
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig
+from fednca.flower.engine import FlowerEngine
 from fednca.flower.ledger import Ledger
 from fednca.flower.privacy import check_private, epsilon_after
 from fednca.flower.roster import Roster, check_judged
-from fednca.flower.rounds import Coordinator, Judged, play_round
 from fednca.flower.site import simulated_names
-from fednca.flower.tasks import TASK, Task
 from fednca.methods import create_method
-from fednca.methods.base import Method, Server
-from fednca.runfiles import TEXTS, environment, keep_texts, locked, read_history, read_json, truncate_history
-from fednca.runs import select_rounds, write_out
-from fednca.setup import build_model, cpu_threads
+from fednca.methods.contract import Method
+from fednca.runs.callbacks import Callback
+from fednca.runs.checkpoint import State, load_last
+from fednca.runs.folder import locked, read_json
+from fednca.runs.history import Best, Round, truncate_history
+from fednca.runs.run import Run
+from fednca.runs.training import first_state, play, write_beginning, write_out
 
 LOG = logging.getLogger("flwr.fednca")
 TAKE_OVER = 60.0  # seconds to wait for the end of a server that has lost its SuperLink
@@ -69,11 +71,32 @@ def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
     run = read_json(folder / "environment.json")["run"] if begun else secrets.token_hex(8)
     with cpu_threads(config.threads), closing(make_roster(grid, settings, config, run)) as roster:
         start = go_on if begun else begin
-        job, state = start(settings, config, method, roster, run)
+        engine, state = start(settings, config, method, roster, run)
         try:
-            play(job, state)
+            play(Run(folder), engine, state, [RoundLog(config.train.rounds)])
         except RunFailedError as error:
             raise RunFailedError(f"{error} (what was finished is in '{folder}')") from error
+    LOG.info("the run is finished; its folder is '%s'", folder)
+
+
+class RoundLog(Callback):
+    """Writes a line of Flower's log for each round."""
+
+    def __init__(self, rounds: int) -> None:
+        """Take how many rounds there are."""
+        self.rounds = rounds
+
+    def on_note(self, text: str) -> None:
+        """Write what must be known of the run."""
+        LOG.warning("%s", text)
+
+    def on_round(self, record: Round, best: Best | None) -> None:
+        """Write what a round came to."""
+        told: dict[str, Any] = {"losses": record.losses, "left out": sorted(record.left_out)}
+        told |= {part: record.metrics[part]["macro_f1"] for part in ("val", "test") if part in record.metrics}
+        if "privacy" in record.facts:
+            told["epsilon"] = record.facts["privacy"]["epsilon"]
+        LOG.info("round %s of %s: %s", record.number, self.rounds, told)
 
 
 @contextmanager
@@ -94,7 +117,7 @@ def taken_over(folder: Path, seconds: float) -> Iterator[None]:
 
 def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
     """Refuse a run that cannot be federated as configured."""
-    if method.centralized:
+    if method.rule.centralized:
         raise FedncaError("method 'centralized' has no federation; choose a federated one, or run it with `fednca run`")
     check_private(settings.privacy, config, method)
     limit = settings.privacy.max_epsilon
@@ -104,7 +127,7 @@ def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
 
 def begin(
     settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
-) -> tuple[Coordinator, State]:
+) -> tuple[FlowerEngine, State]:
     """Wait for the sites, agree on classes, and write what the run is before its first round."""
     folder = Path(settings.out)
     roster.classes = None if settings.classes is None else tuple(settings.classes)
@@ -114,23 +137,17 @@ def begin(
     roster.classes = joined
     model = build_model(config, method, joined, pretrained=config.model.pretrained)
     config = write_out(config, method)
-    facts = environment() | {"classes": joined, "note": method.learner.note, "unreadable": []}
-    facts |= {"run": run, "sites": roster.sites, "privacy": noise_of(settings)}
-    (folder / "history.jsonl").unlink(missing_ok=True)  # of a start that was killed
     write_atomic(folder / "config.toml", config.to_toml().encode())
-    write_atomic(folder / "environment.json", json.dumps(facts, indent=1).encode())
-    keep_texts(folder, joined, model)
-    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
-    state = State(0, Server(weights, method.start_server(trainable)))
-    save_checkpoint(folder / "last.safetensors", state)
+    state = first_state(method, model, len(roster.sites))
+    facts = {"note": method.learner.note, "unreadable": [], "run": run, "sites": roster.sites}
+    write_beginning(folder, joined, facts | {"privacy": noise_of(settings)}, state)
     ledger = Ledger(folder / "privacy.json", settings.privacy)
-    return Coordinator(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
+    return FlowerEngine(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
 
 
 def go_on(
     settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
-) -> tuple[Coordinator, State]:
+) -> tuple[FlowerEngine, State]:
     """Take up a run where its last checkpoint left it, with the classes and client numbers it began with."""
     folder = Path(settings.out)
     facts = read_json(folder / "environment.json")
@@ -143,11 +160,10 @@ def go_on(
     truncate_history(folder / "history.jsonl", state.round)
     joined = roster.classes = tuple(facts["classes"])
     gather(roster, settings)
-    method.learner.kept_texts = folder / TEXTS
-    model = build_model(config, method, joined, pretrained="none")
+    model = restore_model(config, method, joined, state.constants)
     ledger = Ledger(folder / "privacy.json", settings.privacy)
     LOG.info("going on after round %s of %s", state.round, config.train.rounds)
-    return Coordinator(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
+    return FlowerEngine(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
 
 
 def noise_of(settings: ServerConfig) -> dict[str, Any]:
@@ -157,7 +173,7 @@ def noise_of(settings: ServerConfig) -> dict[str, Any]:
 
 def kept_config(folder: Path, settings: ServerConfig) -> Config:
     """Return the config that a run began with; what server.toml says of it otherwise by now does not count."""
-    kept = build_config(read_toml(folder / "config.toml"))
+    kept = Run(folder).config
     if kept.train != settings.run_config().train:
         LOG.warning("the run in '%s' goes on as it began; its config.toml counts, not the changed one", folder)
     return kept
@@ -166,7 +182,7 @@ def kept_config(folder: Path, settings: ServerConfig) -> Config:
 def make_roster(grid: Grid, settings: ServerConfig, config: Config, run: str) -> Roster:
     """Return the roster of all that may take part, with nobody on it yet."""
     sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
-    question = RecordDict({TASK: Task(config, run).to_record()})
+    question = RecordDict({ASSIGNMENT: Assignment(config, run).to_record()})
     return Roster(grid, sites, question, settings.deadline)
 
 
@@ -187,44 +203,3 @@ def gather(roster: Roster, settings: ServerConfig) -> None:
             f"{found} of at least {settings.min_sites} sites are there after {settings.wait:g} s "
             f"({reasons}); start them, and run again"
         )
-
-
-def play(job: Coordinator, state: State) -> None:
-    """Play the rounds that are left, keeping history and checkpoints, and write the results."""
-    while not job.is_over(state.round):
-        before = state.best
-        state, record, judged = play_round(job, state)
-        if state.best is None and job.is_over(state.round):
-            break  # it is not kept, so that a resumed run plays it again
-        keep(job.folder, state, record, judged if state.best != before else None)
-    if state.best is None:
-        raise RunFailedError(
-            f"no model was judged by {job.settings.min_sites} sites, so none can be chosen; the log says why: mend "
-            "and resume, with a higher max_epsilon where it is spent"
-        )
-    if state.round < job.config.train.rounds:
-        LOG.warning("the run ends after round %s: another one would exceed max_epsilon", state.round)
-    finish(job, state)
-
-
-def keep(folder: Path, state: State, record: Record, best: Judged | None) -> None:
-    """Write a round: its history, then its checkpoint and its model if that is the best one."""
-    append_line(folder / "history.jsonl", json.dumps(record))
-    chosen = None
-    if best is not None:
-        chosen = State(state.round, Server(best.server.weights), best=state.best, thresholds=best.thresholds)
-    keep_checkpoint(folder, state, chosen)
-
-
-def finish(job: Coordinator, state: State) -> None:
-    """Write the model to use, and the results at the rounds chosen as in every run, pooled and by site."""
-    final = load_checkpoint(job.folder / "best.safetensors")
-    to_use = State(final.round, Server(final.server.weights), best=state.best, thresholds=final.thresholds)
-    save_checkpoint(job.folder / "final.safetensors", to_use)
-    history = read_history(job.folder / "history.jsonl")
-    results: dict[str, Any] = select_rounds(history, job.config)
-    for chosen in results.values():
-        record = history[chosen["round"] - 1]
-        chosen |= {key: record[key] for key in ("calibrated", "by_site")} | job.ledger.record()
-    write_atomic(job.folder / "results.json", json.dumps(results, indent=1).encode())
-    LOG.info("the run is finished; its folder is '%s'", job.folder)

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from fednca.config import Config, build_config
 from fednca.data.federation import Federation, fingerprint, hold_out
+from fednca.data.load import decode, federate, read_dataset
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.engine.batches import Shard
+from fednca.engine.workplace import build_store
 from fednca.errors import FedncaError
+from fednca.flower.assignment import Assignment
 from fednca.flower.classes import check_known, to_joint
 from fednca.flower.config import SiteConfig, load_site
-from fednca.flower.tasks import Task
-from fednca.methods import method_class
-from fednca.setup import build_store, decode, federate, read_dataset
 
 FEWEST = 2  # training images of a site: BatchNorm cannot train on one
 
@@ -55,23 +55,23 @@ class Site:
         return Shard.build(store, own.rows, to_joint(own.labels, self.classes, classes))
 
 
-def open_site(context: Context, task: Task) -> Site:
+def open_site(context: Context, assignment: Assignment) -> Site:
     """Find out which site this node is, and open its images."""
     if "site" in context.node_config:
-        return open_folder(load_site(Path(str(context.node_config["site"]))), task)
+        return open_folder(load_site(Path(str(context.node_config["site"]))), assignment)
     if "partition-id" in context.node_config:
-        return open_partition(int(context.node_config["partition-id"]), task)
+        return open_partition(int(context.node_config["partition-id"]), assignment)
     raise FedncaError("this SuperNode is no site; start it with --node-config 'site=\"/path/to/site.toml\"'")
 
 
-def open_folder(settings: SiteConfig, task: Task) -> Site:
+def open_folder(settings: SiteConfig, assignment: Assignment) -> Site:
     """Open a folder of images with a table of labels; nothing of the server's config can name a file of the site."""
-    config = site_config(settings, task.config)
+    config = site_config(settings, assignment.config)
     table = read_dataset(config)
     dataset = decode(table, config)
     parts = deal(dataset, settings)
     data = digest_data(dataset, parts, image_names(table, settings.root))
-    return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / task.run, data)
+    return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / assignment.run, data)
 
 
 def deal(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
@@ -111,24 +111,13 @@ def site_config(settings: SiteConfig, config: Config) -> Config:
             "data.cache": settings.cache,
             "device": settings.device,
             "threads": settings.threads or config.threads,
-            **without_files(config),
         }
     )
 
 
-def without_files(config: Config) -> dict[str, object]:
-    """Return changes by which no method reads a text table: the server sends the one it has read."""
-    chosen = config.method
-    return {
-        f"method.{options}": getattr(chosen, options) | {"text": "random"}
-        for name, options in ((chosen.name, "options"), (chosen.learner, "learner_options"))
-        if name is not None and "text" in method_class(name).Hyper.model_fields
-    }
-
-
-def open_partition(client: int, task: Task) -> Site:
+def open_partition(client: int, assignment: Assignment) -> Site:
     """Open one client of the config's own partition; the test images are dealt out one by one."""
-    federation = _federate(task.config.model_dump_json())
+    federation = _federate(assignment.config.model_dump_json())
     clients = len(federation.train.partition.clients)
     if client >= clients:
         raise FedncaError(f"there is no client {client} in a partition of {clients}; start as many nodes as clients")
@@ -140,8 +129,7 @@ def open_partition(client: int, task: Task) -> Site:
     }
     name = simulated_names(clients)[client]
     data = digest_data(federation.dataset, parts)
-    config = task.config.replace(without_files(task.config))
-    return Site(name, config, federation.dataset.classes, parts, Path(task.folder) / name, data)
+    return Site(name, assignment.config, federation.dataset.classes, parts, Path(assignment.folder) / name, data)
 
 
 def simulated_names(clients: int) -> list[str]:

@@ -1,19 +1,26 @@
 """Training without a federation: one site holds all training images, also those that a partition leaves out."""
 
-from fednca.methods.base import About
-from fednca.methods.fedavg import FedAvg
+from typing import ClassVar
+
+from fednca.methods.contract import About, Method, Rule
+from fednca.methods.fedavg import LinearLearner
 
 
-class Centralized(FedAvg):
-    """All training images in one place, one optimiser over all rounds: what federated methods are measured against."""
+class Centralized(Rule):
+    """All training images in one place, and one optimiser that keeps its state over all rounds."""
 
-    centralized = True
-    about = About(
+    centralized: ClassVar[bool] = True
+
+
+METHOD = Method(
+    "centralized",
+    About(
+        summary="All training images in one place, one optimiser over all rounds: the bar for federated methods.",
         paper="no federation",
         formula="w ← argmin_w Σ_i BCE(x_i, y_i; w)",
         state="optimiser",
         aggregation="none",
-    )
-
-
-METHOD = Centralized
+    ),
+    LinearLearner(),
+    Centralized(),
+)

@@ -4,15 +4,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fednca.methods.base import About, Server, Tensors, Update
-from fednca.methods.fedavg import FedAvg, FedAvgHyper
+from fednca.methods.contract import About, Method, Rule, Server, Tensors, Update
+from fednca.methods.fedavg import LinearLearner
 
 
-class FedAdamHyper(FedAvgHyper):
-    """The choices of an adaptive server; all defaults are the paper's but the learning rate, which it tunes by task."""
+class ServerAdam(Rule):
+    """An Adam step along the averaged change, without bias correction; all defaults are the paper's but the rate."""
 
     server_lr: float = Field(default=0.01, gt=0, allow_inf_nan=False)
-    """Server learning rate η, the order of a weight's largest change in a round."""
+    """Server learning rate η, the order of a weight's largest change in a round; the paper tunes it by task."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay β1 of the mean change."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
@@ -20,41 +20,38 @@ class FedAdamHyper(FedAvgHyper):
     tau: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     """Adaptivity τ: changes well below it are not scaled up to η."""
 
-
-class FedAdam(FedAvg):
-    """FedAvg whose server takes an Adam step along the averaged change of the weights, without bias correction."""
-
-    Hyper = FedAdamHyper
-    about = About(
-        paper="Reddi et al., 2021",
-        formula="Δ = Σ_k w_k / K - w; m ← β1·m + (1-β1)·Δ; v ← β2·v + (1-β2)·Δ²; w ← w + η·m/(√v + τ)",
-        state="m, v",
-        aggregation="Adam on Δ",
-    )
-    hyper: FedAdamHyper
-
-    def start_server(self, weights: Tensors) -> Tensors:
+    def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return m = 0 and v = τ²."""
         first = {f"m/{name}": torch.zeros_like(weight) for name, weight in weights.items()}
-        second = {f"v/{name}": torch.full_like(weight, self.hyper.tau**2) for name, weight in weights.items()}
+        second = {f"v/{name}": torch.full_like(weight, self.tau**2) for name, weight in weights.items()}
         return first | second
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the next v from Δ²."""
-        return self.hyper.beta2 * v + (1 - self.hyper.beta2) * square
+        return self.beta2 * v + (1 - self.beta2) * square
 
-    def aggregate(self, server: Server, updates: list[Update], shares: list[float]) -> Server:
+    def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
         """Average everything, then replace the average of each trainable weight by the server's step towards it."""
-        hyper = self.hyper
-        weights = super().aggregate(server, updates, shares).weights
+        weights = super().combine(server, updates, shares, clients).weights
         state: Tensors = {}
         for name in [path.removeprefix("m/") for path in server.state if path.startswith("m/")]:
             delta = weights[name] - server.weights[name]
-            m = hyper.beta1 * server.state[f"m/{name}"] + (1 - hyper.beta1) * delta
+            m = self.beta1 * server.state[f"m/{name}"] + (1 - self.beta1) * delta
             v = self.second_moment(server.state[f"v/{name}"], delta.square())
-            weights[name] = server.weights[name] + hyper.server_lr * m / (v.sqrt() + hyper.tau)
+            weights[name] = server.weights[name] + self.server_lr * m / (v.sqrt() + self.tau)
             state |= {f"m/{name}": m, f"v/{name}": v}
         return Server(weights, state)
 
 
-METHOD = FedAdam
+METHOD = Method(
+    "fedadam",
+    About(
+        summary="FedAvg whose server takes an Adam step along the averaged change of the weights.",
+        paper="Reddi et al., 2021",
+        formula="Δ = Σ_k w_k / K - w; m ← β1·m + (1-β1)·Δ; v ← β2·v + (1-β2)·Δ²; w ← w + η·m/(√v + τ)",
+        state="m, v",
+        aggregation="Adam on Δ",
+    ),
+    LinearLearner(),
+    ServerAdam(),
+)

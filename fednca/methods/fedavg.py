@@ -1,32 +1,26 @@
 """FedAvg (McMahan et al., 2017): local training on BCE, plain average of weights and buffers."""
 
-from typing import Literal
-
-from torch import nn
-
-from fednca.methods.base import About, Method, Task
-from fednca.models.heads import LinearHead, MLPHead
-from fednca.options import Options
+from fednca.methods.contract import About, Learner, Method
+from fednca.models.heads import Head, pooled_head
 
 
-class FedAvgHyper(Options):
-    """FedAvg's choices."""
+class LinearLearner(Learner):
+    """BCE on the globally pooled feature."""
 
-    head: Literal["linear", "mlp"] = "linear"
-    """One linear layer as in the paper, or the two-layer head of the authors' code."""
+    head: str = "linear"
+    """`linear`, one layer as in the paper; `mlp`, the two layers of the authors' code; or `package.module:Name`."""
 
-
-class FedAvg(Method):
-    """Local training on BCE with a linear head, weights and buffers averaged."""
-
-    Hyper = FedAvgHyper
-    about = About(paper="McMahan et al., 2017", formula="w ← Σ_k w_k / K")
-    hyper: FedAvgHyper
-
-    def head(self, task: Task) -> nn.Module:
-        """Build the linear or two-layer head."""
-        build = LinearHead if self.hyper.head == "linear" else MLPHead
-        return build(task.dim, len(task.classes))
+    def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
+        """Build the chosen head."""
+        return pooled_head(self.head)(dim, len(classes))
 
 
-METHOD = FedAvg
+METHOD = Method(
+    "fedavg",
+    About(
+        summary="Local training on BCE with a linear head, weights and buffers averaged.",
+        paper="McMahan et al., 2017",
+        formula="w ← Σ_k w_k / K",
+    ),
+    LinearLearner(),
+)

@@ -1,16 +1,19 @@
 """FedAvg on the asymmetric loss (Ridnik et al., 2021), which turns down the many easy negatives."""
 
-from functools import partial
+from typing import ClassVar
 
 from pydantic import Field, field_validator
+from torch import Tensor
 
 from fednca.losses import asymmetric
-from fednca.methods.base import About
-from fednca.methods.fedavg import FedAvg, FedAvgHyper
+from fednca.methods.contract import About, Method
+from fednca.methods.fedavg import LinearLearner
 
 
-class FedAvgASLHyper(FedAvgHyper):
-    """FedAvg's choices and those of the asymmetric loss."""
+class AsymmetricLearner(LinearLearner):
+    """The asymmetric loss on the globally pooled feature."""
+
+    own_loss: ClassVar[bool] = True
 
     gamma_neg: float = Field(default=4.0, ge=0, allow_inf_nan=False)
     """How much less an easy negative counts, 0 or at least 1."""
@@ -26,22 +29,18 @@ class FedAvgASLHyper(FedAvgHyper):
             raise ValueError(f"a power of {gamma} has no finite slope at 0; use 0 or at least 1")
         return gamma
 
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the asymmetric loss."""
+        return asymmetric(logits, labels, gamma_neg=self.gamma_neg, gamma_pos=self.gamma_pos, clip=self.clip)
 
-class FedAvgASL(FedAvg):
-    """FedAvg whose loss counts easy negatives less and the easiest not at all."""
 
-    Hyper = FedAvgASLHyper
-    about = About(
+METHOD = Method(
+    "fedavg-asl",
+    About(
+        summary="FedAvg whose loss counts easy negatives less and the easiest not at all.",
         paper="Ridnik et al., 2021",
         objective="asymmetric loss",
         formula="L = -y·(1-p)^γ₊·log p - (1-y)·q^γ₋·log(1-q), q = max(p - clip, 0); w ← Σ_k w_k / K",
-    )
-    hyper: FedAvgASLHyper
-
-    def settle(self) -> None:
-        """Fix the loss's powers and its clip."""
-        own = self.hyper
-        self.criterion = partial(asymmetric, gamma_neg=own.gamma_neg, gamma_pos=own.gamma_pos, clip=own.clip)
-
-
-METHOD = FedAvgASL
+    ),
+    AsymmetricLearner(),
+)

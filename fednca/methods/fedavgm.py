@@ -3,51 +3,49 @@
 import torch
 from pydantic import Field
 
-from fednca.methods.base import About, Server, Tensors, Update
-from fednca.methods.fedavg import FedAvg, FedAvgHyper
+from fednca.methods.contract import About, Method, Rule, Server, Tensors, Update
+from fednca.methods.fedavg import LinearLearner
 
 
-class FedAvgMHyper(FedAvgHyper):
-    """The choices of a server with momentum; a learning rate of 1 without momentum is FedAvg."""
+class ServerMomentum(Rule):
+    """A step of SGD with momentum along the averaged change; a learning rate of 1 without momentum is FedAvg.
+
+    Buffers have no momentum, which could make a variance negative, and go at most all the way to their average.
+    """
 
     server_lr: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Server learning rate η; below 1 the server goes only a part of the way to the average."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Share β of the last move that is kept in the next."""
 
-
-class FedAvgM(FedAvg):
-    """FedAvg whose server takes a step of SGD with momentum along the averaged change of the weights.
-
-    Buffers have no momentum, which could make a variance negative, and go at most all the way to their average.
-    """
-
-    Hyper = FedAvgMHyper
-    about = About(
-        paper="Hsu et al., 2019",
-        formula="Δ = Σ_k w_k / K - w; m ← β·m + Δ; w ← w + η·m",
-        state="m",
-        aggregation="SGD on Δ",
-    )
-    hyper: FedAvgMHyper
-
-    def start_server(self, weights: Tensors) -> Tensors:
+    def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return m = 0."""
         return {f"m/{name}": torch.zeros_like(weight) for name, weight in weights.items()}
 
-    def aggregate(self, server: Server, updates: list[Update], shares: list[float]) -> Server:
+    def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
         """Average everything, and go along with what momentum and learning rate say."""
-        lr, before = self.hyper.server_lr, server.weights
-        weights = dict(super().aggregate(server, updates, shares).weights)
+        lr, before = self.server_lr, server.weights
+        weights = dict(super().combine(server, updates, shares, clients).weights)
         state: Tensors = {}
         for name, mean in weights.items():
             last = server.state.get(f"m/{name}")
             if last is not None:
-                state[f"m/{name}"] = self.hyper.momentum * last + (mean - before[name])
+                state[f"m/{name}"] = self.momentum * last + (mean - before[name])
                 weights[name] = before[name] + lr * state[f"m/{name}"]
             elif mean.is_floating_point():
                 weights[name] = torch.lerp(before[name], mean, min(lr, 1.0))
         return Server(weights, state)
 
 
-METHOD = FedAvgM
+METHOD = Method(
+    "fedavgm",
+    About(
+        summary="FedAvg whose server takes a step of SGD with momentum along the averaged change of the weights.",
+        paper="Hsu et al., 2019",
+        formula="Δ = Σ_k w_k / K - w; m ← β·m + Δ; w ← w + η·m",
+        state="m",
+        aggregation="SGD on Δ",
+    ),
+    LinearLearner(),
+    ServerMomentum(),
+)

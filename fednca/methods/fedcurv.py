@@ -9,75 +9,67 @@ local loss, with the true labels, in evaluation mode. Where that loss is a mean 
 1/C², so the same λ weighs less the more classes there are.
 """
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fednca.fisher import fisher_sums
-from fednca.methods.base import About, Local, Server, Tensors, Update, average, with_gradients
-from fednca.methods.fedavg import FedAvg, FedAvgHyper
+from fednca.methods.contract import About, Local, Method, Rule, Server, Tensors, Update, average, with_gradients
+from fednca.methods.fedavg import LinearLearner
 from fednca.packed import flat
 
 
-class FedCurvHyper(FedAvgHyper):
-    """FedCurv's choices."""
+class OthersCurvature(Rule):
+    """A penalty on leaving the other clients' last weights, weighted by their Fisher information."""
+
+    adds_up: ClassVar[bool] = True
+    copies: ClassVar[int] = 2
 
     lam: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     """Weight λ of the other clients' curvature; 0 is FedAvg."""
-
-
-class FedCurv(FedAvg):
-    """FedAvg with a penalty on leaving the other clients' last weights, weighted by their Fisher information."""
-
-    Hyper = FedCurvHyper
-    about = About(
-        paper="Shoham et al., 2019",
-        objective="BCE + others' curvature",
-        formula="L = BCE + λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]; u_k = Fisher, v_k = u_k·w_k; w ← Σ_k w_k / K",
-        state="u_k, v_k",
-    )
-    hyper: FedCurvHyper
-    extra_copies = 2
 
     def start_client(self, weights: Tensors) -> Tensors:
         """Return u_k = v_k = 0."""
         return {f"{kind}/{name}": torch.zeros_like(weight) for kind in "uv" for name, weight in weights.items()}
 
-    def start_server(self, weights: Tensors) -> Tensors:
+    def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return zeros in place of every client's first upload.
 
         The server keeps all of them: U and V alone, moved by what changed, would keep the rounding of large Fisher
         diagonals of early rounds beside the small ones of later rounds.
         """
-        clients = range(self.clients)
-        return {f"{k}/{name}": zeros for k in clients for name, zeros in self.start_client(weights).items()}
+        zeros = self.start_client(weights)
+        return {f"{k}/{name}": zero for k in range(clients) for name, zero in zeros.items()}
 
     def send(self, server: Server) -> Tensors:
         """Return U and V, the sums of all clients' last uploads."""
+        clients = 1 + max(int(path.partition("/")[0]) for path in server.state)
         names = [path.removeprefix("0/") for path in server.state if path.startswith("0/")]
-        uploads = [{name: server.state[f"{k}/{name}"] for name in names} for k in range(self.clients)]
-        return average(uploads, [1.0] * self.clients)  # shares of 1: a sum
+        uploads = [{name: server.state[f"{k}/{name}"] for name in names} for k in range(clients)]
+        return average(uploads, [1.0] * clients)  # shares of 1: a sum
 
     def penalties(self, local: Local) -> Tensors:
         """Return λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]."""
-        if not self.hyper.lam:
+        if not self.lam:
             return {}
         with torch.no_grad():
             w = list(local.weights.values())
             u, v = (self._of_others(local, kind) for kind in "uv")
             slope = torch._foreach_sub(torch._foreach_mul(u, w), v)  # half the gradient: diag(U - u_k) w - (V - v_k)
             term = flat(torch._foreach_mul(w, torch._foreach_sub(slope, v))).sum()
-            torch._foreach_mul_(slope, 2 * self.hyper.lam)
-        return {"curv": with_gradients(self.hyper.lam * term, slope, local.weights)}
+            torch._foreach_mul_(slope, 2 * self.lam)
+        return {"curv": with_gradients(self.lam * term, slope, local.weights)}
 
     def _of_others(self, local: Local, kind: str) -> tuple[Tensor, ...]:
         """Return U - u_k or V - v_k by weight."""
         names = [f"{kind}/{name}" for name in local.weights]
         return torch._foreach_sub(*([tensors[name] for name in names] for tensors in (local.received, local.state)))
 
-    def finish_sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
+    def sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
         """Return the sums of squared gradients whose means are u_k."""
-        return fisher_sums(self.learner, local, images, labels)
+        return fisher_sums(local.losses, local.model, local.weights, images, labels)
 
     def finish(self, local: Local, sums: Tensors) -> Tensors:
         """Renew and return u_k and v_k."""
@@ -86,10 +78,21 @@ class FedCurv(FedAvg):
             local.state |= {f"u/{name}": u, f"v/{name}": u * local.weights[name].detach()}
         return {name: tensor.clone() for name, tensor in local.state.items()}  # client and server keep their own
 
-    def aggregate(self, server: Server, updates: list[Update], shares: list[float]) -> Server:
+    def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
         """Average the weights, and keep each client's last upload."""
         uploads = {f"{update.client}/{name}": each for update in updates for name, each in update.extra.items()}
-        return Server(super().aggregate(server, updates, shares).weights, server.state | uploads)
+        return Server(super().combine(server, updates, shares, clients).weights, server.state | uploads)
 
 
-METHOD = FedCurv
+METHOD = Method(
+    "fedcurv",
+    About(
+        summary="FedAvg with a penalty on leaving the other clients' last weights, weighted by their Fisher information.",
+        paper="Shoham et al., 2019",
+        objective="BCE + others' curvature",
+        formula="L = BCE + λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]; u_k = Fisher, v_k = u_k·w_k; w ← Σ_k w_k / K",
+        state="u_k, v_k",
+    ),
+    LinearLearner(),
+    OthersCurvature(),
+)

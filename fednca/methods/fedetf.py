@@ -4,37 +4,33 @@ The paper trains a single-label softmax; here each class has its own sigmoid, un
 """
 
 from pydantic import Field
-from torch import nn
 
-from fednca.methods.base import About, Method, Task
+from fednca.methods.contract import About, Learner, Method
 from fednca.models import simplex_etf
 from fednca.models.cosine import CosineHead
-from fednca.options import Options
+from fednca.models.heads import Head
 
 
-class FedETFHyper(Options):
-    """FedETF's choices."""
+class CosineLearner(Learner):
+    """BCE on scaled cosines with a fixed simplex ETF."""
 
     scale: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """What the learnable scale of the cosines starts as."""
     etf_seed: int = Field(default=0, ge=0)
     """Seed of the ETF's orientation: the same for all clients and training seeds."""
 
+    def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
+        """Build the cosine head on the ETF."""
+        return CosineHead(simplex_etf(len(classes), dim, self.etf_seed), self.scale)
 
-class FedETF(Method):
-    """BCE on scaled cosines with a fixed simplex ETF, weights averaged."""
 
-    Hyper = FedETFHyper
-    about = About(
+METHOD = Method(
+    "fedetf",
+    About(
+        summary="BCE on scaled cosines with a fixed simplex ETF, weights averaged.",
         paper="Li et al., 2023",
         head="unit feature + fixed ETF",
         formula="ŷ_c = σ(s·z·m_c), z = f/‖f‖, s learnable; w ← Σ_k w_k / K",
-    )
-    hyper: FedETFHyper
-
-    def head(self, task: Task) -> nn.Module:
-        """Build the cosine head on the ETF."""
-        return CosineHead(simplex_etf(len(task.classes), task.dim, self.hyper.etf_seed), self.hyper.scale)
-
-
-METHOD = FedETF
+    ),
+    CosineLearner(),
+)

@@ -7,22 +7,23 @@ label of each sample, throughout the batch (the authors' code looks at a batch's
 """
 
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fednca.losses import bce
-from fednca.methods.base import About, Local, Method, Task, Tensors
+from fednca.methods.contract import About, Learner, Local, Method, Tensors
 from fednca.models.etf import orthonormal_rows
-from fednca.models.text import kept_table, origin, resolve_source, text_table
+from fednca.models.heads import Head
+from fednca.models.text import origin, resolve_source, text_table
 from fednca.models.tokens import LabelTransformerHead
-from fednca.options import Options
 
 
-class FedLGTHyper(Options):
-    """FedLGT's choices."""
+class LabelTransformerLearner(Learner):
+    """BCE on the hidden labels, given the image and the revealed ones."""
+
+    clip_norm: ClassVar[float | None] = 10.0
 
     text: str = "auto"
     """`clip`, `random`, a .npz, .npy or .safetensors file; `auto` is `clip` with open_clip installed, else `random`."""
@@ -43,52 +44,36 @@ class FedLGTHyper(Options):
     table_seed: int = Field(default=0, ge=0)
     """Seed of state embeddings, random text table and projection: the same for all clients and training seeds."""
 
+    @property
+    def note(self) -> str:
+        """Name where the text rows are from."""
+        return f"text table: {origin(self.text)}"
 
-class FedLGT(Method):
-    """BCE on the hidden labels, given the image and the revealed ones, weights averaged."""
-
-    Hyper = FedLGTHyper
-    about = About(
-        paper="Liu et al., 2024",
-        head="transformer over image and label tokens",
-        objective="BCE on hidden labels",
-        formula="ŷ = σ(Transformer(F, t_c + e(revealed y_c))); L = BCE over hidden labels; w ← Σ_k w_k / K",
-    )
-    clip_norm = 10.0
-    hyper: FedLGTHyper
-
-    def settle(self) -> None:
+    def decided(self, pretrained: bool) -> Self:
         """Decide which text table `auto` stands for."""
-        self.with_hyper(text=resolve_source(self.hyper.text))
-        self.note = f"text table: {origin(self.hyper.text)}"
+        return self.model_copy(update={"text": resolve_source(self.text)})
 
-    @classmethod
-    def sketch(cls) -> Self:
-        """Create the method on random text embeddings."""
-        return cls(FedLGTHyper(text="random"))
+    def sketch(self) -> Self:
+        """Take random rows in place of a text table."""
+        return self.model_copy(update={"text": "random"})
 
-    def head(self, task: Task) -> nn.Module:
+    def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
         """Build the transformer on frozen text and state embeddings."""
-        hyper = self.hyper
-        if self.kept_texts is not None and self.kept_texts.is_file():
-            texts = kept_table(self.kept_texts, (len(task.classes), task.dim))
-        else:
-            texts, _ = text_table(task.classes, task.dim, hyper.text, hyper.table_seed)
-        states = orthonormal_rows(3, task.dim, hyper.table_seed, "state embeddings")
+        texts, _ = text_table(classes, dim, self.text, self.table_seed)
+        states = orthonormal_rows(3, dim, self.table_seed, "state embeddings")
         return LabelTransformerHead(
-            texts, states, layers=hyper.layers, heads=hyper.heads, ffn=hyper.ffn, dropout=hyper.dropout
+            texts, states, layers=self.layers, heads=self.heads, ffn=self.ffn, dropout=self.dropout
         )
 
     def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
         """Return BCE, the mean over the labels that are known but not revealed."""
         with torch.no_grad():
             p = self.probabilities(local.global_model(images).logits)
-        undecided = (p >= self.hyper.band_low) & (p <= self.hyper.band_high)
-        revealed = draw_revealed(labels, self.hyper.max_revealed, local.rand) & ~undecided
+        undecided = (p >= self.band_low) & (p <= self.band_high)
+        revealed = draw_revealed(labels, self.max_revealed, local.rand) & ~undecided
         feature_map = model.get_submodule("backbone")(images)
         output = model.get_submodule("head")(feature_map, labels.masked_fill(~revealed, -1))
-        criterion = self.criterion or bce
-        return {"bce": criterion(output.logits, labels.masked_fill(revealed, -1))}
+        return {"bce": self.loss(output.logits, labels.masked_fill(revealed, -1))}
 
 
 def draw_revealed(labels: Tensor, most: float, rand: Callable[..., Tensor]) -> Tensor:
@@ -100,4 +85,14 @@ def draw_revealed(labels: Tensor, most: float, rand: Callable[..., Tensor]) -> T
     return rank < (draws[:, :1] * (most_revealed + 1)).floor()
 
 
-METHOD = FedLGT
+METHOD = Method(
+    "fedlgt",
+    About(
+        summary="BCE on the hidden labels, given the image and the revealed ones, weights averaged.",
+        paper="Liu et al., 2024",
+        head="transformer over image and label tokens",
+        objective="BCE on hidden labels",
+        formula="ŷ = σ(Transformer(F, t_c + e(revealed y_c))); L = BCE over hidden labels; w ← Σ_k w_k / K",
+    ),
+    LabelTransformerLearner(),
+)

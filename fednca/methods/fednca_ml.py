@@ -5,7 +5,7 @@ component ablation are `fedavg`, `head = "etf"`, and `head = "ladm-etf"` with `l
 of the query ablation are `queries` and `query_init` with both at 0.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -13,15 +13,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fednca.errors import FedncaError
-from fednca.losses import bce, bce_sum, objective, objective_released
-from fednca.methods.base import About, Local, Method, Task, Tensors
+from fednca.losses import bce_sum, objective, objective_released
+from fednca.methods.contract import About, Learner, Local, Method, Tensors
 from fednca.models import LADM, ETFHead, LADMHead, simplex_etf
-from fednca.options import Options
+from fednca.models.heads import Head
 from fednca.randomness import numpy_rng
 
 
-class FedNCAMLHyper(Options):
-    """FedNCA-ML's choices; what is left out follows from the variant, the head and the backbone."""
+class FedNCAMLLearner(Learner):
+    """BCE and two regularisers on one attention feature per class; what is left out follows from variant and head."""
 
     variant: Literal["paper", "released"] = "paper"
     """The paper's equations, or the computation of its authors' code."""
@@ -46,66 +46,59 @@ class FedNCAMLHyper(Options):
     train_etf: bool = False
     """Train, average and send the classifier's ETF like any weight, as the authors' code does; queries stay as set."""
 
+    @property
+    def betas(self) -> tuple[float, float] | None:
+        """AdamW's betas as released."""
+        return (0.9, 0.98) if self.variant == "released" else None
 
-class FedNCAML(Method):
-    """One attention feature per class, a fixed simplex ETF as classifier, two regularisers, weights averaged."""
-
-    Hyper = FedNCAMLHyper
-    about = About(
-        paper="FedNCA-ML",
-        head="LADM + fixed ETF",
-        objective="BCE + λ1·L_Neg + λ2·L_Pos",
-        formula="ŷ_c = σ(h_c·m_c); L = BCE + λ1·L_Neg + λ2·L_Pos; w ← Σ_k w_k / K",
-    )
-    hyper: FedNCAMLHyper
-
-    def settle(self) -> None:
+    def decided(self, pretrained: bool) -> Self:
         """Choose the losses' weights and the variant's defaults."""
-        has_class_features = self.hyper.head == "ladm-etf"
-        if not has_class_features and (self.hyper.lambda1 or self.hyper.lambda2):
+        has_class_features = self.head == "ladm-etf"
+        if not has_class_features and (self.lambda1 or self.lambda2):
             raise FedncaError(
-                f"head '{self.hyper.head}' has no feature per class for lambda1 and lambda2 to act on; leave them out"
+                f"head '{self.head}' has no feature per class for lambda1 and lambda2 to act on; leave them out"
             )
-        weight_of_negatives = 0.01 if self.pretrained else 1.0
+        weight_of_negatives = 0.01 if pretrained else 1.0
         defaults: dict[str, float | bool] = {
             "lambda1": weight_of_negatives if has_class_features else 0.0,
             "lambda2": 1.0 if has_class_features else 0.0,
-            "position": self.hyper.variant == "paper",
+            "position": self.variant == "paper",
         }
-        self.with_hyper(**{name: value for name, value in defaults.items() if getattr(self.hyper, name) is None})
-        if self.hyper.variant == "released":
-            self.betas = (0.9, 0.98)
+        return self.model_copy(update={name: each for name, each in defaults.items() if getattr(self, name) is None})
 
-    def head(self, task: Task) -> nn.Module:
+    def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
         """Build attention and classifier, or the classifier alone."""
-        hyper, classes = self.hyper, len(task.classes)
-        released = hyper.variant == "released"
-        prototypes = simplex_etf(classes, task.dim, hyper.etf_seed, basis="axes" if released else "random")
-        if hyper.head == "etf":
-            return ETFHead(prototypes, affine=released, trainable=hyper.train_etf)
-        queries = prototypes if hyper.query_init == "etf" else random_queries(classes, task.dim, hyper.etf_seed)
+        released = self.variant == "released"
+        prototypes = simplex_etf(len(classes), dim, self.etf_seed, basis="axes" if released else "random")
+        if self.head == "etf":
+            return ETFHead(prototypes, affine=released, trainable=self.train_etf)
+        queries = prototypes if self.query_init == "etf" else random_queries(len(classes), dim, self.etf_seed)
         ladm = LADM(
-            task.dim,
+            dim,
             queries,
-            heads=hyper.heads,
-            position=bool(hyper.position),
-            learnable_queries=hyper.queries == "learnable",
+            heads=self.heads,
+            position=bool(self.position),
+            learnable_queries=self.queries == "learnable",
         )
-        return LADMHead(ladm, prototypes, affine=released, trainable=hyper.train_etf)
+        return LADMHead(ladm, prototypes, affine=released, trainable=self.train_etf)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return BCE, in the released variant summed over classes."""
+        summed = self.criterion is None and self.variant == "released"
+        return bce_sum(logits, labels) if summed else super().loss(logits, labels)
 
     def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
         """Return BCE, λ1·L_Neg and λ2·L_Pos."""
         output = model(images)
-        hyper = self.hyper
-        weights = {"lambda1": hyper.lambda1 or 0.0, "lambda2": hyper.lambda2 or 0.0, "tau": hyper.tau}
-        if hyper.variant == "paper":
-            return objective(output, labels, criterion=self.criterion or bce, **weights)
+        weights = {"lambda1": self.lambda1 or 0.0, "lambda2": self.lambda2 or 0.0, "tau": self.tau}
+        if self.variant == "paper":
+            return objective(output, labels, criterion=self.loss, **weights)
         head = model.get_submodule("head")
         assert isinstance(head, ETFHead | LADMHead)
         assert head.scale is not None
         assert head.bias is not None
         return objective_released(
-            output, labels, head.prototypes, head.scale, head.bias, criterion=self.criterion or bce_sum, **weights
+            output, labels, head.prototypes, head.scale, head.bias, criterion=self.loss, **weights
         )
 
 
@@ -115,4 +108,14 @@ def random_queries(num_classes: int, dim: int, seed: int) -> Tensor:
     return torch.from_numpy((drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32))
 
 
-METHOD = FedNCAML
+METHOD = Method(
+    "fednca-ml",
+    About(
+        summary="One attention feature per class, a fixed simplex ETF as classifier, two regularisers, weights averaged.",
+        paper="FedNCA-ML",
+        head="LADM + fixed ETF",
+        objective="BCE + λ1·L_Neg + λ2·L_Pos",
+        formula="ŷ_c = σ(h_c·m_c); L = BCE + λ1·L_Neg + λ2·L_Pos; w ← Σ_k w_k / K",
+    ),
+    FedNCAMLLearner(),
+)

@@ -1,39 +1,35 @@
 """FedAvg with a Query2Label / ML-Decoder head (Liu et al., 2021; Ridnik et al., 2023): attention without an ETF.
 
-It tells apart what FedNCA-ML owes to a feature per class from what it owes to the fixed ETF.
+It separates what FedNCA-ML owes to a feature per class from what it owes to the fixed ETF.
 """
 
 from pydantic import Field
-from torch import nn
 
-from fednca.methods.base import About, Method, Task
+from fednca.methods.contract import About, Learner, Method
+from fednca.models.heads import Head
 from fednca.models.tokens import DecoderHead
-from fednca.options import Options
 
 
-class MLDecoderHyper(Options):
-    """The decoder's choices."""
+class DecoderLearner(Learner):
+    """BCE on one attention feature per class from learnable queries."""
 
     heads: int = Field(default=4, ge=1)
     """Attention heads."""
     position: bool = True
     """Add the sine-cosine position table to keys and values, as FedNCA-ML does."""
 
+    def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
+        """Build the decoder layer and one classifier per class."""
+        return DecoderHead(dim, len(classes), self.heads, self.position)
 
-class MLDecoder(Method):
-    """BCE on one attention feature per class from learnable queries, weights averaged."""
 
-    Hyper = MLDecoderHyper
-    about = About(
+METHOD = Method(
+    "ml-decoder",
+    About(
+        summary="BCE on one attention feature per class from learnable queries, weights averaged.",
         paper="Liu et al., 2021; Ridnik et al., 2023",
         head="class queries + decoder layer",
         formula="h = LN(q + Attn(q, F)), ŷ_c = σ(w_c·LN(h_c + FFN(h_c)) + b_c); w ← Σ_k w_k / K",
-    )
-    hyper: MLDecoderHyper
-
-    def head(self, task: Task) -> nn.Module:
-        """Build the decoder layer and one classifier per class."""
-        return DecoderHead(task.dim, len(task.classes), self.hyper.heads, self.hyper.position)
-
-
-METHOD = MLDecoder
+    ),
+    DecoderLearner(),
+)

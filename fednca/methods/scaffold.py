@@ -4,27 +4,25 @@ A control is a mean update per step, divided by the learning rate. AdamW would r
 gradient, so it is applied after the optimiser's step; under plain SGD the two are the same, the paper's rule.
 """
 
+from typing import ClassVar
+
 import torch
 
-from fednca.methods.base import About, Local, Server, Tensors, Update, average
-from fednca.methods.fedavg import FedAvg
+from fednca.methods.contract import About, Local, Method, Rule, Server, Tensors, Update, average
+from fednca.methods.fedavg import LinearLearner
 
 
-class Scaffold(FedAvg):
-    """FedAvg whose steps are corrected by the difference between the server's and the client's mean update."""
+class ControlVariates(Rule):
+    """Steps corrected by the difference between the server's and the client's mean update."""
 
-    about = About(
-        paper="Karimireddy et al., 2020",
-        formula="w ← w - lr·(g + c - c_k); c_k⁺ = c_k - c + (w_global - w_k)/(steps·lr); c ← c + Σ_k (c_k⁺ - c_k) / K",
-        state="c, c_k",
-    )
-    extra_copies = 1
+    corrects: ClassVar[bool] = True
+    copies: ClassVar[int] = 1
 
     def start_client(self, weights: Tensors) -> Tensors:
         """Return the control c_k = 0."""
         return {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
-    def start_server(self, weights: Tensors) -> Tensors:
+    def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return the control c = 0."""
         return self.start_client(weights)
 
@@ -46,11 +44,21 @@ class Scaffold(FedAvg):
         local.state = {name: control + change[name] for name, control in local.state.items()}
         return change
 
-    def aggregate(self, server: Server, updates: list[Update], shares: list[float]) -> Server:
+    def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
         """Average the weights, and move c by the round's changes over the number of all clients, present or not."""
-        change = average([update.extra for update in updates], [1 / self.clients] * len(updates))
+        change = average([update.extra for update in updates], [1 / clients] * len(updates))
         control = {name: c + change[name] for name, c in server.state.items()}
-        return Server(super().aggregate(server, updates, shares).weights, control)
+        return Server(super().combine(server, updates, shares, clients).weights, control)
 
 
-METHOD = Scaffold
+METHOD = Method(
+    "scaffold",
+    About(
+        summary="FedAvg whose steps are corrected by the difference between the server's and the client's mean update.",
+        paper="Karimireddy et al., 2020",
+        formula="w ← w - lr·(g + c - c_k); c_k⁺ = c_k - c + (w_global - w_k)/(steps·lr); c ← c + Σ_k (c_k⁺ - c_k) / K",
+        state="c, c_k",
+    ),
+    LinearLearner(),
+    ControlVariates(),
+)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednca.models.heads import Output, pool
+from fednca.models.heads import Head, Output, pool
 
 
 def unit_features(feature_map: Tensor, like: Tensor) -> Tensor:
@@ -12,7 +12,7 @@ def unit_features(feature_map: Tensor, like: Tensor) -> Tensor:
     return F.normalize(pool(feature_map).to(like.dtype), dim=1)
 
 
-class CosineHead(nn.Module):
+class CosineHead(Head):
     """Cosines with fixed unit prototypes (C, d), absent from the state dict, times one learnable scale: s·z·m_c."""
 
     prototypes: Tensor
@@ -29,8 +29,12 @@ class CosineHead(nn.Module):
             features = unit_features(feature_map, self.prototypes)
             return Output(self.scale * features @ self.prototypes.T, None, features)
 
+    def classifier_weights(self) -> Tensor:
+        """Return the prototypes."""
+        return self.prototypes
 
-class SphereHead(nn.Module):
+
+class SphereHead(Head):
     """Scores W·z + b; W (C, d) and b () are not trained but in the state dict, so that calibration can replace them."""
 
     weight: Tensor
@@ -47,3 +51,7 @@ class SphereHead(nn.Module):
         with torch.autocast(feature_map.device.type, enabled=False):
             features = unit_features(feature_map, self.weight)
             return Output(features @ self.weight.T + self.offset, None, features)
+
+    def classifier_weights(self) -> Tensor:
+        """Return W."""
+        return self.weight

@@ -1,12 +1,14 @@
-"""What turns a feature map into one logit per class, and the classifier made of a backbone and such a head."""
+"""A model is an encoder, which makes maps of images, and a head, which makes one logit per class of a map."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fednca.errors import FedncaError
+from fednca.errors import FedncaError, unknown_name
 from fednca.models.ladm import LADM
+from fednca.plugins import is_reference, load_plugin, plugin_names
 
 
 class Output(NamedTuple):
@@ -25,7 +27,21 @@ def pool(feature_map: Tensor) -> Tensor:
     return feature_map.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1)
 
 
-class LinearHead(nn.Module):
+class Head(nn.Module):
+    """What turns a map (B, d, H, W) into an `Output`; a head that has them tells its class vectors and its attention."""
+
+    attends: ClassVar[bool] = False  # `attention_maps` returns some
+
+    def classifier_weights(self) -> Tensor | None:
+        """Return the vectors (C, d) that features are compared with; None where layers lie in between."""
+        return None
+
+    def attention_maps(self, feature_map: Tensor) -> Tensor | None:
+        """Return where each attention head looks for each class: (B, heads, C, H', W'); None without attention."""
+        return None
+
+
+class LinearHead(Head):
     """One linear layer on the globally pooled feature."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
@@ -38,8 +54,12 @@ class LinearHead(nn.Module):
         features = pool(feature_map)
         return Output(self.linear(features), None, features)
 
+    def classifier_weights(self) -> Tensor:
+        """Return the layer's weight."""
+        return self.linear.weight.detach()
 
-class MLPHead(nn.Module):
+
+class MLPHead(Head):
     """The released baseline head "FC" on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
 
     def __init__(self, dim: int, num_classes: int, hidden: int = 1024) -> None:
@@ -55,7 +75,7 @@ class MLPHead(nn.Module):
         return Output(self.layers(features), None, features)
 
 
-class _PrototypeHead(nn.Module):
+class _PrototypeHead(Head):
     """Prototypes (C, d), fixed and absent from the state dict unless `trainable`, and the released affine logits."""
 
     prototypes: Tensor
@@ -70,6 +90,10 @@ class _PrototypeHead(nn.Module):
             self.register_buffer("prototypes", prototypes.clone(), persistent=False)
         self.scale = nn.Parameter(torch.tensor(10.0)) if affine else None
         self.bias = nn.Parameter(torch.zeros(len(prototypes))) if affine else None
+
+    def classifier_weights(self) -> Tensor:
+        """Return the prototypes."""
+        return self.prototypes.detach()
 
     def _dots(self, features: Tensor) -> Tensor:
         """Return the products of features (…, d) with all prototypes, (…, C), exact whatever autocast says.
@@ -97,6 +121,8 @@ class ETFHead(_PrototypeHead):
 class LADMHead(_PrototypeHead):
     """Dot products of each class's own feature with its prototype: logit_c = h_c·m_c."""
 
+    attends: ClassVar[bool] = True
+
     def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
         """Join the attention that makes H (B, C, d) to the prototypes M (C, d)."""
         super().__init__(prototypes, affine=affine, trainable=trainable)
@@ -111,9 +137,26 @@ class LADMHead(_PrototypeHead):
         similarity = self._dots(features)  # A: (B, C, C)
         return Output(self._logits(similarity.diagonal(dim1=1, dim2=2)), similarity, features)
 
+    def attention_maps(self, feature_map: Tensor) -> Tensor:
+        """Return the weights of the label-aware attention."""
+        return self.ladm.forward_with_attention(feature_map)[1]
+
+
+POOLED_HEADS: dict[str, Callable[[int, int], Head]] = {"linear": LinearHead, "mlp": MLPHead}
+
+
+def pooled_head(name: str) -> Callable[[int, int], Head]:
+    """Return what builds a head from channels and classes, by name: one of these, an entry point, or a reference."""
+    if name in POOLED_HEADS:
+        return POOLED_HEADS[name]
+    if is_reference(name) or name in plugin_names("heads"):
+        found: Callable[[int, int], Head] = load_plugin("heads", name)
+        return found
+    raise unknown_name("head", name, [*POOLED_HEADS, *plugin_names("heads")])
+
 
 class Classifier(nn.Module):
-    """A backbone (B, 3, H, W) → (B, d, H', W') followed by a head."""
+    """An encoder (B, 3, H, W) → (B, d, H', W'), named `backbone` in weights, followed by a head."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         """Join the two."""
@@ -125,3 +168,15 @@ class Classifier(nn.Module):
         """Score images (B, 3, H, W)."""
         output: Output = self.head(self.backbone(images))
         return output
+
+
+def constants_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model needs besides its weights (an ETF, text rows): buffers that its state dict leaves out."""
+    weights = model.state_dict()
+    return {name: buffer.detach() for name, buffer in model.named_buffers() if name not in weights}
+
+
+def load_constants(model: nn.Module, constants: dict[str, Tensor]) -> None:
+    """Put constants back into a model."""
+    for name, constant in constants.items():
+        model.get_buffer(name).copy_(constant)

@@ -1,10 +1,12 @@
 """Heads that read one feature per class from the positions of the map by attention, without an ETF."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from fednca.errors import FedncaError
-from fednca.models.heads import Output
+from fednca.models.heads import Head, Output
 from fednca.models.ladm import LADM
 
 
@@ -16,8 +18,10 @@ class PerClassLinear(nn.Linear):
         return (features * self.weight).sum(dim=-1) + self.bias
 
 
-class DecoderHead(nn.Module):
+class DecoderHead(Head):
     """One decoder layer from learnable class queries to the map, without self-attention between the queries."""
+
+    attends: ClassVar[bool] = True
 
     def __init__(self, dim: int, num_classes: int, heads: int = 4, position: bool = True) -> None:
         """Build cross-attention and a feed-forward net of 2d hidden units, each with a residual and LayerNorm."""
@@ -35,8 +39,16 @@ class DecoderHead(nn.Module):
         features = self.norm2(attended + self.ffn(attended))
         return Output(self.classifier(features), None, features)
 
+    def classifier_weights(self) -> Tensor:
+        """Return the classifiers' weights."""
+        return self.classifier.weight.detach()
 
-class LabelTransformerHead(nn.Module):
+    def attention_maps(self, feature_map: Tensor) -> Tensor:
+        """Return the weights of the cross-attention."""
+        return self.attention.forward_with_attention(feature_map)[1]
+
+
+class LabelTransformerHead(Head):
     """Self-attention over the map's positions and one token per label, made of its text and of what is known of it.
 
     texts: (C, d), states: (3, d) for unknown, negative and positive; both frozen and absent from the state dict.
@@ -73,3 +85,7 @@ class LabelTransformerHead(nn.Module):
         tokens = self.encoder(self.norm(torch.cat([image_tokens, label_tokens], dim=1)))
         features = tokens[:, -num_classes:]
         return Output(self.classifier(features), None, features)
+
+    def classifier_weights(self) -> Tensor:
+        """Return the classifiers' weights."""
+        return self.classifier.weight.detach()

@@ -15,6 +15,7 @@ from fednca.progress import SHOWN
 
 if TYPE_CHECKING:
     from fednca.bench import Cell
+    from fednca.runs.history import Round
 
 Record = Mapping[str, Any]
 LAST_SHOWN = 5  # of the ended runs
@@ -61,9 +62,9 @@ class BenchView:
         self.rounds[cell] = rounds_done
         self.rounds_left -= rounds_done
 
-    def round(self, cell: "Cell", record: Record) -> None:
+    def round(self, cell: "Cell", record: "Round") -> None:
         """Hear of a round."""
-        self.rounds[cell] = record["round"]
+        self.rounds[cell] = record.number
         self.rounds_left -= 1
         self.rounds_trained += 1
         self.last_round = time.monotonic()
@@ -154,12 +155,12 @@ class LiveView(BenchView):
         self.live.start()
         super().begin(cell, rounds_done)
 
-    def round(self, cell: "Cell", record: Record) -> None:
+    def round(self, cell: "Cell", record: "Round") -> None:
         """Show what the round reached on validation images."""
         super().round(cell, record)
         select = cell.config.evaluate.select
-        if "val" in record:
-            self.scores[cell] = f"val {SHOWN.get(select, 'mean AP')} {percent(record['val'][select])}"
+        if record.metrics:
+            self.scores[cell] = f"val {SHOWN.get(select, 'mean AP')} {percent(record.metrics['val'][select])}"
 
     def finish(self, cell: "Cell", metrics: Record) -> None:
         """Show the run among the last ones."""

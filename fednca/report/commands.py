@@ -62,10 +62,10 @@ def show_table(arguments: Namespace, overrides: dict[str, Any], console: "Consol
 def show_partition(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
     """Print the partition of a setting, and write its facts and pictures."""
     config = load_config(arguments.preset, overrides)
+    from fednca.data.load import federate, sites_note
     from fednca.progress import watching
     from fednca.report.partition import write_report
     from fednca.report.tables import partition_table
-    from fednca.setup import federate, sites_note
 
     with watching(console) as view:
         federation = federate(config, view.on_prepare)
@@ -85,12 +85,14 @@ def show_partition(arguments: Namespace, overrides: dict[str, Any], console: "Co
 
 def show_methods(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
     """Print the table of methods, or one method's options."""
-    from fednca.methods import method_class
+    from fednca.methods import find_method
+    from fednca.methods.registry import option_fields
     from fednca.report.tables import methods_table, options_table
 
     if arguments.name:
-        found = method_class(arguments.name)
-        console.print(options_table(f"{arguments.name}: {found.__doc__}", "method", found.Hyper))
+        found = find_method(arguments.name)
+        options = option_fields(found, found.parts)
+        console.print(options_table(f"{arguments.name}: {found.about.summary}", "method", options))
     else:
         console.print(methods_table(arguments.classes))
 
@@ -102,7 +104,7 @@ def show_datasets(arguments: Namespace, overrides: dict[str, Any], console: "Con
 
     if arguments.name:
         found = get_source(arguments.name)
-        console.print(options_table(f"{arguments.name}: {found.SUMMARY}", "data", found.Options))
+        console.print(options_table(f"{arguments.name}: {found.SUMMARY}", "data", found.Options.model_fields))
     else:
         sources = {name: get_source(name) for name in source_names()}
         console.print(datasets_table(sources, Path(arguments.root or "data")))

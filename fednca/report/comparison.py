@@ -80,7 +80,7 @@ def compare(bench: Bench, select: str = "val") -> list[Line]:
             entries[metric] = found and Entry(
                 100 * found[0], None if found[1] is None else 100 * found[1], known.get(metric)
             )
-        seeds, federated = sorted(runs), not method.centralized
+        seeds, federated = sorted(runs), not method.rule.centralized
         lines.append(Line(row.text, seeds, len(bench.seeds), entries, federated, method.learner.note))
     return lines
 

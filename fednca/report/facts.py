@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fednca.data.federation import Federation
-from fednca.engine.loop import Record
 from fednca.errors import FedncaError
-from fednca.methods import method_class
+from fednca.methods import find_method
+from fednca.methods.registry import NONE
 from fednca.progress import SHOWN
 from fednca.report.comparison import COLUMNS, value_of
 from fednca.report.figures import MOST_STACKED, group_tail, readable
@@ -21,6 +21,7 @@ from fednca.report.published import reported
 from fednca.report.tables import CALIBRATED, SELECTIONS, mean_and_std
 from fednca.rows import show
 from fednca.runs import Run
+from fednca.runs.history import Line
 
 METRICS = SHOWN | {"mean_ap": "mean AP"}
 CURVED = COLUMNS | METRICS
@@ -82,8 +83,12 @@ def group_facts(group: Group) -> Facts:
     config = group.run.config
     return {
         "label": group.label,
-        "centralized": group.run.method.centralized,
-        "methods": [method_facts(name) for name in (config.method.name, config.method.learner) if name],
+        "centralized": group.run.method.rule.centralized,
+        "methods": [
+            method_facts(name)
+            for name in (config.method.name, config.method.learner, config.method.closing)
+            if name not in {None, NONE}
+        ],
         "options": {path: show(value) for path, value in group.settings.items() if path.startswith(OPTIONS)},
         "runs": [run_facts(run, history) for run, history in zip(group.runs, histories, strict=True)],
         "seconds": elapsed(histories),
@@ -105,18 +110,18 @@ def group_facts(group: Group) -> Facts:
 
 def method_facts(name: str) -> Facts:
     """Describe a method in its own words."""
-    found = method_class(name)
+    found = find_method(name)
     about = found.about
     return {
         "name": name,
-        "summary": (found.__doc__ or "").splitlines()[0],
+        "summary": about.summary,
         "formula": about.formula,
         "paper": about.paper,
         "changes": {"head": about.head, "objective": about.objective, "state": about.state, "rule": about.aggregation},
     }
 
 
-def run_facts(run: Run, history: list[Record]) -> Facts:
+def run_facts(run: Run, history: list[Line]) -> Facts:
     """Describe one run: where it is, how far it is, how fast it goes, on what."""
     begun = (run.folder / "environment.json").is_file()
     environment = run.environment if begun else {}
@@ -154,14 +159,14 @@ def bands(values: Iterable[tuple[int, float | None]]) -> Facts:
     return {"x": rounds} | {name: [_short(of(by_round[n])) for n in rounds] for name, of in kinds.items()}
 
 
-def elapsed(histories: Sequence[list[Record]]) -> list[float]:
+def elapsed(histories: Sequence[list[Line]]) -> list[float]:
     """Return the seconds from the first round's start to each round's end, the mean over the seeds that reached it."""
     clocks = [np.cumsum([record["seconds"] for record in history]) for history in histories]
     longest = max(map(len, clocks), default=0)
     return [_short(statistics.fmean(clock[i] for clock in clocks if i < len(clock))) for i in range(longest)]
 
 
-def client_losses(records: Sequence[Record]) -> dict[str, Facts]:
+def client_losses(records: Sequence[Line]) -> dict[str, Facts]:
     """Return each client's whole loss by round, as the mean over seeds."""
     clients = sorted({int(client) for record in records for client in record["clients"]})
     found = {}
@@ -172,7 +177,7 @@ def client_losses(records: Sequence[Record]) -> dict[str, Facts]:
     return found
 
 
-def results_facts(results: Sequence[Mapping[str, Record]]) -> Facts:
+def results_facts(results: Sequence[Mapping[str, Line]]) -> Facts:
     """Gather the seeds' results under each way to choose a round."""
     found: Facts = {}
     for way in SELECTIONS:

@@ -69,10 +69,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 def what_it_is(config: Config) -> dict[str, Any]:
     """Return the settings that decide what a run is, by dotted path."""
-    found = {path: value for path, value in settings(config).items() if path not in EXECUTION}
-    if config.method.learner is None:  # `settings` then names the method's own options twice
-        found = {path: value for path, value in found.items() if not path.startswith(LEARNER)}
-    return found
+    return {path: value for path, value in settings(config).items() if path not in EXECUTION}
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from fednca.flags import describe_option
-from fednca.methods import method_class, method_names
-from fednca.methods.base import About, Method, Task
+from fednca.methods import find_method, method_names
+from fednca.methods.contract import About, Method
+from fednca.methods.registry import option_fields
 from fednca.models import Classifier, build_backbone
 
 INTRODUCTION = """\
@@ -35,25 +36,25 @@ class Row:
     summary: str
     about: About
     upload: int  # bytes per client and round
-    method: type[Method]
+    method: Method
 
 
 def method_rows(classes: int) -> list[Row]:
     """Describe every method; uploads are for ResNet-18."""
-    found = {name: method_class(name) for name in method_names()}
-    return [Row(name, (c.__doc__ or "").splitlines()[0], c.about, upload(c, classes), c) for name, c in found.items()]
+    found = {name: find_method(name) for name in method_names()}
+    return [Row(name, each.about.summary, each.about, upload(each, classes), each) for name, each in found.items()]
 
 
-def upload(method: type[Method], classes: int) -> int:
-    """Count the bytes a client sends per round: weights, buffers and the method's extra copies of the weights."""
-    if method.centralized:
+def upload(method: Method, classes: int) -> int:
+    """Count the bytes a client sends per round: weights, buffers and the rule's extra copies of the weights."""
+    if method.rule.centralized:
         return 0
     with torch.device("meta"):
         backbone = build_backbone("resnet18")
-        model = Classifier(backbone, method.sketch().head(Task(tuple(map(str, range(classes))), backbone.dim)))
+        model = Classifier(backbone, method.learner.sketch().build_head(tuple(map(str, range(classes))), backbone.dim))
     sent = sum(tensor.nbytes for tensor in model.state_dict().values())
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    return int(sent + method.extra_copies * trained)
+    return int(sent + method.rule.copies * trained)
 
 
 def megabytes(number: int) -> str:
@@ -79,7 +80,7 @@ def page(classes: int = 20) -> str:
         lines.append(f"| {' | '.join(cells)} | {megabytes(row.upload)} |")
     for row in rows:
         lines += ["", f"## {row.name}", "", row.summary, "", f"    {row.about.formula}", ""]
-        options = row.method.Hyper.model_fields
+        options = option_fields(row.method, row.method.parts)
         if options:
             lines += ["| option | default | what it does |", "|---|---|---|"]
         for name, field in options.items():

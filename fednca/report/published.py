@@ -34,8 +34,8 @@ def is_the_papers_method(config: Config) -> bool:
     method = config.method
     kept = {name: value for name, value in method.options.items() if name in STILL_THE_PAPERS}
     plain = config.replace({"method.options": kept})
-    own = method.learner is None and method.criterion is None
-    return own and create_method(config).hyper == create_method(plain).hyper
+    own = method.learner is None and method.closing is None and method.criterion is None
+    return own and create_method(config) == create_method(plain)
 
 
 def published(dataset: str, beta: float, method: str, metric: str) -> float | None:

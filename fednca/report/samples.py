@@ -12,11 +12,12 @@ from fednca.collapse import Pairs, class_means, positive_pairs
 from fednca.data.federation import Federation
 from fednca.data.store import StoredImages
 from fednca.data.types import FileImages
+from fednca.devices import pick_device
 from fednca.engine.batches import Shard
+from fednca.engine.workplace import build_store
 from fednca.errors import FedncaError
 from fednca.evidence import attention_maps, evidence, grad_cam
 from fednca.randomness import derive_seed, numpy_rng
-from fednca.setup import build_store, pick_device
 from fednca.use.data import choose_rows
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def choose_examples(labels: NDArray[np.int8], count: int) -> list[int]:
 def pixels(images: NDArray[np.uint8] | FileImages | StoredImages, rows: Sequence[int]) -> NDArray[np.uint8]:
     """Return the raw pixels of some images (n, H, W, 3)."""
     if isinstance(images, FileImages):
-        raise FedncaError("the images are still files; load the dataset with fednca.setup.load_dataset")
+        raise FedncaError("the images are still files; load the dataset with fednca.data.load.load_dataset")
     wanted = np.asarray(rows, np.intp)
     return images.take(wanted) if isinstance(images, StoredImages) else images[wanted]
 

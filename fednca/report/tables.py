@@ -15,9 +15,10 @@ from fednca.progress import SHOWN
 from fednca.report.partition import client_names
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from fednca.data.federation import Federation
     from fednca.data.types import Source
-    from fednca.options import Options
 
 CALIBRATED = ("macro_f1", "micro_f1")
 SELECTIONS = {"val": "best validation", "paper": "best test, as the paper's code", "last": "last round"}
@@ -116,12 +117,12 @@ def mean_and_std(values: Iterable[float | None]) -> tuple[float, float | None] |
     return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
 
 
-def options_table(title: str, flag: str, options: "type[Options]") -> Table:
+def options_table(title: str, flag: str, options: "Mapping[str, FieldInfo]") -> Table:
     """Show the options of a method or dataset as they are set, `--flag.NAME`, with their defaults."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     for column in ("option", "default", "what it does"):
         table.add_column(column, no_wrap=column == "option")
-    for name, field in options.model_fields.items():
+    for name, field in options.items():
         default = "" if field.default is None else str(field.default)
         table.add_row(f"--{flag}.{name.replace('_', '-')}", default, describe_option(field))
     return table

@@ -6,9 +6,11 @@ from typing import Any
 from fednca.data.federation import Federation
 from fednca.data.sources import get_source
 from fednca.errors import FedncaError
+from fednca.methods import find_method
 from fednca.progress import SHOWN
 from fednca.report.partition import partition_report
 from fednca.runs import Run
+from fednca.runs.training import plain
 from fednca.use.data import dataset_of
 from fednca.use.model import TrainedModel
 
@@ -84,23 +86,26 @@ def data_facts(run: Run, report: dict[str, Any] | None) -> list[str]:
 
 def method_facts(run: Run) -> list[str]:
     """Say what was trained, and how."""
-    config, rule, learner = run.config, run.method, run.method.learner
-    lines = [f"Rule: {config.method.name} ({rule.about.paper}); aggregation: {rule.about.aggregation}."]
-    if learner is not rule:
-        lines.append(f"Learner: {config.method.learner} ({learner.about.paper}).")
+    config, chosen = run.config, run.config.method
+    rule, learner = find_method(chosen.name).about, find_method(chosen.learner or chosen.name).about
+    lines = [f"Rule: {chosen.name} ({rule.paper}); aggregation: {rule.aggregation}."]
+    if chosen.learner is not None:
+        lines.append(f"Learner: {chosen.learner} ({learner.paper}).")
+    if chosen.closing is not None:
+        lines.append(f"Closing: {chosen.closing}.")
     lines += [
-        f"Head: {learner.about.head}; objective: {config.method.criterion or learner.about.objective}.",
-        f"Formula: `{learner.about.formula}`.",
+        f"Head: {learner.head}; objective: {chosen.criterion or learner.objective}.",
+        f"Formula: `{learner.formula}`.",
         f"Backbone: {config.model.backbone} (start: {config.model.pretrained}, norm: {config.model.norm}).",
     ]
-    options = ", ".join(f"{name} = {value}" for name, value in learner.hyper.model_dump(mode="json").items())
+    options = ", ".join(f"{name} = {value}" for name, value in plain(run.method.learner).items())
     return [*lines, f"Options: {options}."] if options else lines
 
 
 def federation_facts(run: Run, report: dict[str, Any] | None) -> list[str]:
     """Say who held what."""
     config = run.config.partition
-    if run.method.centralized:
+    if run.method.rule.centralized:
         return ["None: all images were trained on in one place."]
     if config.kind == "natural":
         lines = [f"{config.clients} clients, each of them a site of the data."]

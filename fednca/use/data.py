@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednca.data.images import read_image
+from fednca.data.load import load_dataset, read_dataset
 from fednca.data.store import StoredImages
 from fednca.data.types import Dataset, FileImages, Split
 from fednca.errors import FedncaError
 from fednca.runs import Run
-from fednca.setup import load_dataset, read_dataset
 
 
 class Example(NamedTuple):

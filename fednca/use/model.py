@@ -10,16 +10,15 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from fednca.data.images import read_resized, resize_array
+from fednca.devices import pick_device
 from fednca.engine.batches import ImageStore, Shard
 from fednca.engine.calibrate import UNCALIBRATED
 from fednca.engine.evaluate import score
+from fednca.engine.workplace import build_store
 from fednca.errors import FedncaError
 from fednca.evidence import evidence
 from fednca.files import resuming
-from fednca.methods.fedlgt import FedLGTHyper
-from fednca.runfiles import TEXTS
 from fednca.runs import Run
-from fednca.setup import build_store, pick_device
 
 Source = str | Path | Image.Image | NDArray[np.uint8]
 DEEP = ("I", "F")  # modes of Pillow whose values have no agreed white
@@ -99,12 +98,6 @@ class TrainedModel:
 
 def load_model(run: Run, which: str) -> nn.Module:
     """Build a run's model; what it needs from outside its folder and is gone is told in one sentence."""
-    hyper = run.method.learner.hyper
-    kept = (run.folder / TEXTS).is_file()  # older runs have not kept it
-    if isinstance(hyper, FedLGTHyper) and not (kept or hyper.text in {"clip", "random"} or Path(hyper.text).exists()):
-        raise FedncaError(
-            f"the model of '{run.folder}' needs the text table '{hyper.text}', which is gone; put it back"
-        )
     try:
         return run.model(which)
     except FedncaError as error:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fednca.data.images import ImageError, read_image
 from fednca.errors import FedncaError
-from fednca.evidence import find_attention
+from fednca.evidence import has_attention
 from fednca.packages import needed
 from fednca.use.data import Example, examples
 from fednca.use.model import TrainedModel, to_pixels
@@ -111,7 +111,7 @@ def build_page(model: TrainedModel, folder: Path) -> Any:  # noqa: ANN401 (gradi
     gr = needed("gradio", "serve")
     pictures = examples(model.run)
     page = Page(model, pictures, folder, gr)
-    kind = "Grad-CAM" if find_attention(model.model) is None else "attention"
+    kind = "attention" if has_attention(model.model) else "Grad-CAM"
 
     def choose(event: Any) -> list[Any]:  # noqa: ANN401
         return page.look_at_example(event.index)

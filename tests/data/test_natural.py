@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers import tiny
 
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 from fednca.data.federation import Federation, build_federation, hold_out, without_validation
 from fednca.data.partition import natural_sites, summary
 from fednca.data.types import Dataset, Split
@@ -85,7 +85,7 @@ def test_sites_that_hold_out_nothing_are_told():
 
 
 def test_a_run_trains_and_calibrates_with_a_site_without_validation_images(tmp_path, monkeypatch):
-    monkeypatch.setattr("fednca.setup.read_dataset", lambda config: one_patient_in_the_south())
+    monkeypatch.setattr("fednca.data.load.read_dataset", lambda config: one_patient_in_the_south())
     told = []
     view = Callback()
     view.on_note = told.append

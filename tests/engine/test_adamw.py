@@ -10,7 +10,7 @@ from parity import distance_of_updates, play, start
 
 from fednca.engine import fused, moves
 from fednca.engine.graphs import GraphEngine
-from fednca.methods.base import Server
+from fednca.methods.contract import Server
 
 
 @pytest.fixture(scope="module")

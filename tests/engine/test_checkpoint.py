@@ -4,10 +4,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import fednca.engine.checkpoint
-from fednca.engine.checkpoint import Best, State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
+import fednca.runs.checkpoint
+from fednca.runs.history import Best
+from fednca.runs.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
 from fednca.errors import FedncaError
-from fednca.methods.base import Server
+from fednca.methods.contract import Server
 
 
 def example() -> State:
@@ -76,9 +77,9 @@ def test_a_kill_leaves_the_best_model_that_the_last_checkpoint_knows(tmp_path, m
 
     keep_checkpoint(tmp_path, *rounds(1))
     with monkeypatch.context() as patch:
-        patch.setattr(fednca.engine.checkpoint, "save_checkpoint", save)
+        patch.setattr(fednca.runs.checkpoint, "save_checkpoint", save)
         if killed_in == "_settle_best":
-            patch.setattr(fednca.engine.checkpoint, "_settle_best", settle)
+            patch.setattr(fednca.runs.checkpoint, "_settle_best", settle)
         with pytest.raises(KeyboardInterrupt):
             keep_checkpoint(tmp_path, *rounds(2))
     found = load_last(tmp_path)

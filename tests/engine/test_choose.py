@@ -13,9 +13,9 @@ import torch
 from helpers import tiny
 from parity import start
 
-import fednca.engine.choose
+import fednca.engine.select
 import fednca.engine.processes
-from fednca.engine.choose import choose_engine
+from fednca.engine.select import select_engine
 from fednca.engine.eager import EagerEngine
 from fednca.engine.processes import ProcessEngine, forks_can_train
 from fednca.errors import FedncaError, UnfitEngineError
@@ -26,7 +26,7 @@ def engine_of(**changes):
 
 
 def test_auto_takes_processes_for_several_clients_on_several_cores(monkeypatch):
-    monkeypatch.setattr(fednca.engine.choose, "cores", lambda: 4)
+    monkeypatch.setattr(fednca.engine.select, "cores", lambda: 4)
     monkeypatch.setattr(fednca.engine.processes, "cores", lambda: 4)
     chosen = engine_of(engine="auto")
     assert isinstance(chosen, ProcessEngine)
@@ -48,13 +48,13 @@ def test_auto_takes_processes_for_several_clients_on_several_cores(monkeypatch):
 def test_what_processes_cannot_do_is_done_in_one_or_explained(changes, hindrance, monkeypatch):
     changes = dict(changes)
     if changes.pop("alone", False):
-        monkeypatch.setattr(fednca.engine.choose, "cores", lambda: 1)
+        monkeypatch.setattr(fednca.engine.select, "cores", lambda: 1)
     if changes.pop("daemon", False):
         monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     if system := changes.pop("system", None):
         monkeypatch.setattr("platform.system", lambda: system)
     if changes.pop("fork", None):
-        monkeypatch.setattr(fednca.engine.choose, "forks_can_train", lambda: False)
+        monkeypatch.setattr(fednca.engine.select, "forks_can_train", lambda: False)
     assert isinstance(engine_of(engine="auto", **changes), EagerEngine)
     with pytest.raises(FedncaError, match=f"engine 'processes' cannot be used: {hindrance}.*leave `engine` out"):
         engine_of(engine="processes", **changes)
@@ -63,7 +63,7 @@ def test_what_processes_cannot_do_is_done_in_one_or_explained(changes, hindrance
 def choose_on_a_gpu(job, engine="auto"):
     """Choose as if the job's device were a GPU; nothing is put on it."""
     config = tiny(engine=engine)
-    return choose_engine(config, job.method, job.model, job.train, [job.val, job.test], torch.device("cuda"))
+    return select_engine(config, job.method, job.model, job.train, [job.val, job.test], torch.device("cuda"))
 
 
 def resident(shard):
@@ -96,7 +96,7 @@ def test_images_that_do_not_fit_on_a_gpu_are_trained_eagerly_and_said_so():
 def test_what_graphs_cannot_do_is_trained_eagerly_and_said_so_in_one_line(error, reason, monkeypatch):
     job, server = start(tiny())
     job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
-    monkeypatch.setattr(fednca.engine.choose, "GraphEngine", failing(error))
+    monkeypatch.setattr(fednca.engine.select, "GraphEngine", failing(error))
     chosen = choose_on_a_gpu(job)
     assert chosen.note == f"engine: eager, since {reason}"
     assert [result.update.client for result in chosen.train(1, [0, 2], server, {})] == [0, 2]
@@ -107,7 +107,7 @@ def test_what_graphs_cannot_do_is_trained_eagerly_and_said_so_in_one_line(error,
 def test_a_step_too_large_for_the_gpu_is_one_sentence(monkeypatch):
     job, _ = start(tiny())
     job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
-    monkeypatch.setattr(fednca.engine.choose, "GraphEngine", failing(torch.OutOfMemoryError("CUDA out of memory")))
+    monkeypatch.setattr(fednca.engine.select, "GraphEngine", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(FedncaError, match=r"does not fit on the GPU; use a smaller train\.batch_size, evaluate"):
         choose_on_a_gpu(job)
 

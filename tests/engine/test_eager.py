@@ -8,15 +8,18 @@ import torch.nn.functional as F
 from helpers import tiny
 from parity import start
 
-from fednca.engine.loop import Job, choose_clients
+from fednca.engine.local import Workplace
+from fednca.runs.rounds import choose_clients
 from fednca.errors import FedncaError
 from fednca.methods import create_method
-from fednca.methods.base import Server, Tensors, average
+from fednca.methods.contract import Server, Tensors, average
 from fednca.randomness import torch_rng
-from fednca.setup import build_job, build_model, federate
+from fednca.engine.workplace import build_workplace
+from fednca.engine.model import build_model
+from fednca.data.load import federate
 
 
-def one_round(job: Job, server: Server, clients, number=1) -> list[Tensors]:
+def one_round(job: Workplace, server: Server, clients, number=1) -> list[Tensors]:
     return [result.update.weights for result in job.engine.train(number, clients, server, {})]
 
 
@@ -155,4 +158,4 @@ def test_a_client_of_one_image_is_refused_in_one_sentence_where_batch_norm_needs
     alone = replace(dealt, clients=(dealt.clients[0][:1], *dealt.clients[1:]))
     federation = replace(federation, train=replace(federation.train, partition=alone))
     with pytest.raises(FedncaError, match=r"'resnet18' cannot train on batches of 1 at 32 px.*min_samples"):
-        build_job(config, method, federation, model, torch.device("cpu"))
+        build_workplace(config, method, federation, model, torch.device("cpu"))

@@ -7,12 +7,12 @@ from parity import assert_agree, distance_of_updates, play, start
 from torch import nn
 
 from fednca.engine.batches import Shard
-from fednca.engine.choose import choose_engine
+from fednca.engine.select import select_engine
 from fednca.engine.graphs import GraphEngine, deal
 from fednca.engine.lanes import Lane
 from fednca.errors import FedncaError, UnfitEngineError
 from fednca.methods import method_names
-from fednca.methods.base import Server, average
+from fednca.methods.contract import Server, average
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv
 from fednca.methods.fedlgt import FedLGT
@@ -143,7 +143,7 @@ def test_what_is_captured_once_does_the_same_for_every_client_and_round(method, 
     # A replayed graph reads and writes where it did when it was captured: here, what was given first is done again.
     monkeypatch.setattr(Lane, "do", lambda lane, key, work: lane.graphs.setdefault(key, work)())
     monkeypatch.setattr("parity.create_method", lambda config: method())
-    monkeypatch.setattr("fednca.engine.eager.FINISH_BATCH", 16)
+    monkeypatch.setattr("fednca.engine.local_update.FINISH_BATCH", 16)
     job, server = start(tiny(**UNEQUAL, train__precision="float64", evaluate__batch_size=16))
     engine = graphs(job)
     assert_agree(play(job, engine, server, 3), play(job, job.engine, server, 3), atol=1e-8)
@@ -245,7 +245,7 @@ def test_graphs_without_a_gpu_are_refused_in_one_sentence():
     job, _ = start(tiny())
     config = tiny(engine="graphs")
     with pytest.raises(FedncaError, match="engine 'graphs' cannot be used: CUDA graphs need a CUDA device"):
-        choose_engine(config, job.method, job.model, job.train, [job.val, job.test], torch.device("cpu"))
+        select_engine(config, job.method, job.model, job.train, [job.val, job.test], torch.device("cpu"))
 
 
 def test_every_client_is_dealt_once_and_no_slot_waits_for_long():

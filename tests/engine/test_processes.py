@@ -10,15 +10,15 @@ from parity import assert_same, assert_same_results, start, timeless
 
 import fednca.engine.processes
 from fednca.engine.batches import Shard
-from fednca.engine.eager import Result
+from fednca.engine.contract import Trained
 from fednca.engine.processes import ProcessEngine
-from fednca.methods import method_class, method_names
+from fednca.methods import find_method, method_names
 from fednca.randomness import GLOBAL
 from fednca.runs import train
-from fednca.setup import cpu_threads
+from fednca.devices import cpu_threads
 
 pytestmark = pytest.mark.usefixtures("no_worker_is_left")
-FEDERATED = [name for name in method_names() if not method_class(name).centralized]
+FEDERATED = [name for name in method_names() if not find_method(name).centralized]
 
 
 @pytest.mark.parametrize("name", FEDERATED)  # fedlgt among them, with dropout
@@ -148,7 +148,7 @@ def test_workers_start_while_another_thread_holds_the_lock_of_the_global_generat
 def test_two_threads_train_side_by_side(fedavg):
     job, server, engine = fedavg
     other = ProcessEngine(job.engine, [], 2)
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[Trained]] = {}
 
     def work(name, engine):
         found[name] = list(engine.train(1, [0, 1, 2], server, {}))

@@ -12,10 +12,10 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from parity import assert_same, assert_same_results, timeless
 
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 from fednca.errors import FedncaError, RunFailedError
 from fednca.methods.fedavg import FedAvg
-from fednca.runfiles import locked
+from fednca.runs.folder import locked
 from fednca.runs import resume, train
 
 pytestmark = pytest.mark.usefixtures("no_worker_is_left")
@@ -109,7 +109,7 @@ def test_a_stopped_run_leaves_no_worker(tmp_path):
 SCRIPT = """
 import multiprocessing, sys, time
 from helpers import tiny
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 from fednca.methods.fedavg import FedAvg
 from fednca.randomness import GLOBAL
 from fednca.runs import train

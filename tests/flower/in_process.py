@@ -17,11 +17,11 @@ from helpers import Stop
 from parity import start
 
 from fednca.config import Config
-from fednca.engine.loop import shares
+from fednca.runs.rounds import shares
 from fednca.flower.app import client
 from fednca.flower.config import ServerConfig
 from fednca.flower.server import serve
-from fednca.methods.base import Server
+from fednca.methods.contract import Server
 
 Fault = Callable[[Message, Message], Message | None]
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from flwr.app import MetricRecord, RecordDict
 
-from fednca.engine.eager import Result
+from fednca.engine.contract import Trained
 from fednca.errors import FedncaError
 from fednca.flower.checks import check_norm, read_histograms, read_update
 from fednca.flower.records import to_arrays
-from fednca.methods.base import Server, Update
+from fednca.methods.contract import Server, Update
 
 WEIGHTS = {"w": torch.zeros(2)}
-EXPECTED = Result(Update(0, WEIGHTS, {}, 1, 1), {}, {"bce": 0.0, "pull": 0.0})
+EXPECTED = Trained(Update(0, WEIGHTS, {}, 1, 1), {}, {"bce": 0.0, "pull": 0.0})
 COUNTS = {"samples": 5, "steps": 2}
 LOSSES = {"bce": 0.5, "pull": 0.1}
 SHAPE = (2, 1, 3)

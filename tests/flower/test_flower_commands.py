@@ -18,11 +18,11 @@ from fednca.flower.leaves import what_leaves
 from fednca.flower.ready import check_registered, check_same_authority, connection
 from fednca.flower.server import serve
 from fednca.flower.trial import make_authority, make_certificate, private_bytes
-from fednca.methods import create_method, method_class, method_names
-from fednca.setup import build_model
+from fednca.methods import create_method, find_method, method_names
+from fednca.engine.model import build_model
 
 DIGITS = [f"digit {digit}" for digit in range(10)]
-FEDERATED = [name for name in method_names() if not method_class(name).centralized]
+FEDERATED = [name for name in method_names() if not find_method(name).centralized]
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +284,7 @@ def test_what_leaves_is_what_the_sites_really_send(name, tmp_path):
         "mean",
         "its kind, not its text",
     ]
-    copies = method_class(name).extra_copies
+    copies = find_method(name).extra_copies
     method = create_method(config)
     model = build_model(config, method, tuple(DIGITS), pretrained="none")
     trained = sum(weight.numel() * 4 for weight in model.parameters() if weight.requires_grad)

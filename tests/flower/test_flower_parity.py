@@ -8,10 +8,10 @@ from in_process import simulated
 from fednca.engine.flat import FlatOptimizer
 from fednca.flower.config import ServerConfig
 from fednca.flower.server import serve
-from fednca.methods import method_class, method_names
+from fednca.methods import find_method, method_names
 from fednca.runs import Run, train
 
-FEDERATED = [name for name in method_names() if not method_class(name).centralized]
+FEDERATED = [name for name in method_names() if not find_method(name).centralized]
 
 
 def settings_for(config, folder, **changes):

@@ -10,12 +10,12 @@ from helpers import tiny
 from in_process import serve_until, settings_for, simulated
 from parity import start
 
-from fednca.engine.loop import shares
+from fednca.runs.rounds import shares
 from fednca.errors import FedncaError
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after, noise_average, privatize_update
 from fednca.flower.server import serve
-from fednca.methods.base import average
+from fednca.methods.contract import average
 from fednca.runs import Run
 
 NAMES = ["conv.weight", "head.bias"]

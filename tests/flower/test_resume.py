@@ -14,14 +14,14 @@ from folders import write_sites
 from helpers import Stop, tiny
 from in_process import InProcessGrid, assert_same, engine_rounds, serve_until, settings_for, simulated
 
-import fednca.engine.checkpoint
+import fednca.runs.checkpoint
 import fednca.flower.app
 import fednca.flower.client
 import fednca.flower.server
-from fednca.engine.checkpoint import save_checkpoint
+from fednca.runs.checkpoint import save_checkpoint
 from fednca.errors import FedncaError, RunFailedError
 from fednca.flower.server import serve
-from fednca.runfiles import locked
+from fednca.runs.folder import locked
 from fednca.runs import Run
 from fednca.use.model import TrainedModel
 
@@ -194,7 +194,7 @@ def test_the_best_model_survives_a_kill_at_any_moment_of_keeping_it(moment, tmp_
     (tmp_path / "again").mkdir()
     settings = settings_for(config, tmp_path / "again")
     with monkeypatch.context() as patch:
-        patch.setattr(fednca.engine.checkpoint, "save_checkpoint", save)
+        patch.setattr(fednca.runs.checkpoint, "save_checkpoint", save)
         with pytest.raises(Stop):
             serve(simulated(), settings)
     run = Run(serve(simulated(), settings, resume=True))

@@ -5,7 +5,7 @@ import torch
 from helpers import tiny
 from in_process import assert_same, settings_for, simulated
 
-from fednca.engine.checkpoint import load_checkpoint
+from fednca.runs.checkpoint import load_checkpoint
 from fednca.errors import RunFailedError
 from fednca.flower.rounds import CLOSE
 from fednca.flower.server import serve

@@ -9,7 +9,7 @@ from parity import assert_agree, distance_of_updates, play, start
 
 import fednca.engine.eager
 import fednca.engine.graphs
-from fednca.callbacks import Callback
+from fednca.runs.callbacks import Callback
 from fednca.engine.eager import EagerEngine
 from fednca.engine.fused import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
 from fednca.engine.graphs import GraphEngine, sizes_of

@@ -8,7 +8,8 @@ from helpers import Stop, StopAfter, tiny
 from fednca.methods import create_method
 from fednca.randomness import torch_rng
 from fednca.runs import resume, train
-from fednca.setup import build_model, load_dataset
+from fednca.engine.model import build_model
+from fednca.data.load import load_dataset
 
 
 @pytest.fixture

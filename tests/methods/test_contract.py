@@ -5,8 +5,8 @@ import torch
 from helpers import Stop, StopAfter, tiny
 
 import fednca.runs
-from fednca.methods import method_class, method_names
-from fednca.methods.base import Server
+from fednca.methods import find_method, method_names
+from fednca.methods.contract import Server
 from fednca.methods.fedavg import FedAvg
 from fednca.runs import resume, train
 
@@ -57,7 +57,7 @@ def test_every_criterion_works_with_every_head(criterion, learner, tmp_path):
 
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_and_option_is_described(name):
-    found = method_class(name)
+    found = find_method(name)
     assert found.about.formula
     assert found.__doc__ != FedAvg.__doc__ or found is FedAvg
     assert [option for option, field in found.Hyper.model_fields.items() if not field.description] == []

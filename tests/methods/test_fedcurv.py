@@ -10,7 +10,7 @@ from torch import nn
 
 import fednca.fisher
 from fednca.fisher import layers_tell, plain_attention, squares_of_convolution
-from fednca.methods.base import Server, Task, Update
+from fednca.methods.contract import Server, Update
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv, FedCurvHyper
 from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper

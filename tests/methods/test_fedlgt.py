@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from torch.testing import assert_close
 
 from fednca.errors import FedncaError
-from fednca.methods.base import Local, Task
+from fednca.methods.contract import Local
 from fednca.methods.fedlgt import FedLGT, FedLGTHyper, draw_revealed
 from fednca.models import Classifier, build_backbone
 

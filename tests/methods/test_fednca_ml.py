@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from fednca.errors import FedncaError
-from fednca.methods.base import Task
+
 from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
 from fednca.models import Classifier, build_backbone
 

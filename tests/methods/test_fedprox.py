@@ -8,7 +8,7 @@ from torch import nn
 from fednca.config import TrainConfig
 from fednca.engine.batches import ImageStore, Shard
 from fednca.engine.eager import EagerEngine
-from fednca.methods.base import Local, Server
+from fednca.methods.contract import Local, Server
 from fednca.methods.fedprox import FedProx, FedProxHyper
 from fednca.runs import train
 

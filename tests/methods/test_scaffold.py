@@ -9,11 +9,13 @@ from fednca.config import TrainConfig
 from fednca.engine.batches import ImageStore, Shard
 from fednca.engine.eager import EagerEngine
 from fednca.methods import create_method
-from fednca.methods.base import Server
+from fednca.methods.contract import Server
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.scaffold import Scaffold
 from fednca.runs import train
-from fednca.setup import build_job, build_model, federate
+from fednca.engine.workplace import build_workplace
+from fednca.engine.model import build_model
+from fednca.data.load import federate
 
 
 def play(rule, points, rounds, *, steps, lr, optimizer="sgd"):
@@ -103,7 +105,7 @@ def start(config):
     method, federation = create_method(config), federate(config)
     model = build_model(config, method, federation.dataset.classes, pretrained="none")
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return build_job(config, method, federation, model, torch.device("cpu")), weights
+    return build_workplace(config, method, federation, model, torch.device("cpu")), weights
 
 
 def test_with_zero_controls_the_first_round_is_fedavg_to_the_last_bit():

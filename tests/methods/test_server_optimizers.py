@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednca.methods.base import Server, Update
+from fednca.methods.contract import Server, Update
 from fednca.methods.fedadam import FedAdam, FedAdamHyper
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedavgm import FedAvgM, FedAvgMHyper

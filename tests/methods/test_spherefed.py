@@ -8,16 +8,16 @@ import torch
 from helpers import tiny
 from torch.testing import assert_close
 
-from fednca.engine.eager import add_up
+from fednca.engine.local_update import add_up
 from fednca.errors import FedncaError
 from fednca.losses import balanced_bce
-from fednca.methods.base import Server, Task
+from fednca.methods.contract import Server
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.spherefed import SphereFed, SphereFedHyper
 from fednca.models import Classifier, build_backbone
 from fednca.models.etf import orthonormal_rows
 from fednca.runs import train
-from fednca.setup import build_job
+from fednca.engine.workplace import build_workplace
 
 C, D = 5, 64
 TASK = Task(tuple("abcde"), D)
@@ -88,7 +88,7 @@ def run(tmp_path_factory):
 
 def training_images(run):
     """All clients' unit features (N, d) and labels (N, C) under the best global model, in float64."""
-    job = build_job(run.config, run.method, run.federation, run.model("best"), torch.device("cpu"))
+    job = build_workplace(run.config, run.method, run.federation, run.model("best"), torch.device("cpu"))
     with torch.no_grad():
         parts = [(job.model(images).features, labels) for shard in job.train for images, labels in shard.batches(64)]
     return tuple(torch.cat(each).double().numpy() for each in zip(*parts, strict=True))

@@ -11,14 +11,14 @@ from fednca.data.types import FileImages
 from fednca.engine.evaluate import predict
 from fednca.errors import FedncaError
 from fednca.runs import Run, resume, train
-from fednca.setup import build_job
+from fednca.engine.workplace import build_workplace
 from fednca.use.model import TrainedModel, to_pixels
 
 
 @pytest.mark.parametrize("method", ["fednca-ml", "spherefed", "fedlgt"])
 def test_probabilities_are_those_of_the_run(run_of, method, test_images):
     run = run_of(method)
-    job = build_job(run.config, run.method, run.federation, run.model("final"), torch.device("cpu"))
+    job = build_workplace(run.config, run.method, run.federation, run.model("final"), torch.device("cpu"))
     expected = predict(job.method, job.model, job.test, 256, run.config.train)
     found = TrainedModel(run).probabilities(list(test_images), batch_size=256)
     torch.testing.assert_close(found, expected.double(), rtol=0, atol=0)

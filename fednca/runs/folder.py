@@ -4,29 +4,25 @@ import fcntl
 import json
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fednca.config import Config
-from fednca.engine.loop import Record
 from fednca.errors import FedncaError, InUseError, RunFailedError
-from fednca.files import explain_write, named_in_utf8, resuming, write_atomic
-from fednca.models.text import keep_table
-from fednca.models.tokens import LabelTransformerHead
+from fednca.files import explain_write, named_in_utf8, resuming
 
-TEXTS = "texts.npz"  # what a model with frozen texts takes from elsewhere
 PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "safetensors")
 
 
 def default_folder(config: Config) -> Path:
     """Return where a run goes that names no folder."""
-    return Path("runs") / f"{config.data.name}-{config.partition.beta:g}" / f"{config.method.name}-seed{config.seed}"
+    data, method = (name.replace(":", ".") for name in (config.data.name, config.method.name))  # of references, too
+    return Path("runs") / f"{data}-{config.partition.beta:g}" / f"{method}-seed{config.seed}"
 
 
 def create_folder(folder: Path) -> Path:
@@ -71,30 +67,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def truncate_history(path: Path, rounds: int) -> None:
-    """Cut history back to the first `rounds` lines: a later or half-written one belongs to no checkpoint."""
-    records = read_history(path, rounds)
-    if len(records) < rounds:
-        raise FedncaError(f"'{path}' has {len(records)} rounds where the last checkpoint has {rounds}")
-    write_atomic(path, "".join(f"{json.dumps(record)}\n" for record in records).encode())
-
-
-def read_history(path: Path, rounds: int | None = None) -> list[Record]:
-    """Read the whole lines of a history, or the first `rounds` of them, and check that they are rounds 1, 2, …"""
-    text = read_text(path) if path.exists() else ""
-    records = []
-    for number, line in enumerate(text.split("\n")[:-1][:rounds], start=1):
-        try:
-            record = json.loads(line)
-            sound = record["round"] == number
-        except (ValueError, TypeError, KeyError):
-            sound = False
-        if not sound:
-            raise FedncaError(f"'{path}' is damaged in line {number}")
-        records.append(record)
-    return records
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file of a run."""
     try:
@@ -124,10 +96,3 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise InUseError(f"'{folder}' is in use by another process") from None
         yield
-
-
-def keep_texts(folder: Path, classes: Sequence[str], model: nn.Module) -> None:
-    """Keep the text table of a model that has one, which needs no file of elsewhere then."""
-    head = model.get_submodule("head")
-    if isinstance(head, LabelTransformerHead):
-        keep_table(folder / TEXTS, classes, head.texts)

@@ -9,11 +9,11 @@ from fednca.config import Config, build_config, validate
 from fednca.errors import FedncaError
 from fednca.flower.config import PrivacyConfig
 
-TASK = "task"  # name of the record in a message
+ASSIGNMENT = "assignment"  # name of the record in a message
 
 
 @dataclass(frozen=True)
-class Task:
+class Assignment:
     """A site's part in one exchange; a site's process knows nothing but this and its own site.toml."""
 
     config: Config
@@ -26,7 +26,7 @@ class Task:
     folder: str = ""  # where simulated clients keep their states
 
     def to_record(self) -> ConfigRecord:
-        """Write the task into a message."""
+        """Write the assignment into a message."""
         return ConfigRecord(
             {
                 "config": self.config.model_dump_json(),
@@ -41,9 +41,9 @@ class Task:
         )
 
     @classmethod
-    def from_message(cls, content: RecordDict) -> "Task":
-        """Read the task of a message."""
-        record = content.config_records[TASK]
+    def from_message(cls, content: RecordDict) -> "Assignment":
+        """Read the assignment of a message."""
+        record = content.config_records[ASSIGNMENT]
         run = str(record["run"])
         if len(run) != 16 or not set(run) <= set("0123456789abcdef"):
             raise FedncaError(f"run '{run}' is not an id of 16 hexadecimal digits; is the server of another version?")

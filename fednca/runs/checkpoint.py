@@ -12,32 +12,27 @@ from torch import Tensor
 
 from fednca.errors import FedncaError
 from fednca.files import write_atomic
-from fednca.methods.base import Server, Tensors
+from fednca.methods.contract import Server, Tensors
+from fednca.runs.history import Best
 
 
 @dataclass(frozen=True)
-class Best:
-    """The best round so far, by the validation metric."""
-
-    round: int
-    value: float
-
-
-@dataclass
 class State:
-    """All that a run needs to go on: the server, every client's own tensors, and how far it has come."""
+    """All that a run needs to go on, or a model to be used: the server, the clients' own tensors, and the constants."""
 
     round: int
     server: Server
     clients: dict[int, Tensors] = field(default_factory=dict)
     best: Best | None = None
-    thresholds: Tensor | None = None  # (C,), chosen when the run is finished
+    thresholds: Tensor | None = None  # (C,), of a model that was judged
+    constants: Tensors = field(default_factory=dict)  # what the model needs besides its weights
 
 
 def save_checkpoint(path: Path, state: State) -> None:
     """Write the state atomically to `path` (safetensors), and its facts to a JSON file of the same name."""
     tensors = {f"weights/{name}": tensor for name, tensor in state.server.weights.items()}
     tensors |= {f"server/{name}": tensor for name, tensor in state.server.state.items()}
+    tensors |= {f"constants/{name}": tensor for name, tensor in state.constants.items()}
     for client, own in state.clients.items():
         tensors |= {f"client/{client}/{name}": tensor for name, tensor in own.items()}
     if state.thresholds is not None:
@@ -60,7 +55,7 @@ def keep_checkpoint(folder: Path, state: State, best: State | None) -> None:
         save_checkpoint(folder / "next.safetensors", best)
     save_checkpoint(folder / "last.safetensors", state)
     if best is not None:
-        _settle_best(folder, known=True)
+        _take_best(folder, known=True)
 
 
 def load_last(folder: Path) -> State:
@@ -68,11 +63,11 @@ def load_last(folder: Path) -> State:
     state = load_checkpoint(folder / "last.safetensors")
     aside = folder / "next.safetensors"
     if aside.exists():
-        _settle_best(folder, known=state.best is not None and load_checkpoint(aside).round == state.best.round)
+        _take_best(folder, known=state.best is not None and load_checkpoint(aside).round == state.best.round)
     return state
 
 
-def _settle_best(folder: Path, *, known: bool) -> None:
+def _take_best(folder: Path, *, known: bool) -> None:
     """Take the model aside as the best one if the last checkpoint knows of it; a lost round's model is dropped."""
     for suffix in (".safetensors", ".json"):
         path = folder / f"next{suffix}"
@@ -96,7 +91,7 @@ def load_checkpoint(path: Path) -> State:
         raise FedncaError(f"checkpoint '{path}' is corrupted or not a checkpoint of fednca ({error})") from None
     except OSError as error:
         raise FedncaError(f"cannot read checkpoint '{path}': {error.strerror or error}") from None
-    parts: dict[str, Tensors] = {"weights": {}, "server": {}}
+    parts: dict[str, Tensors] = {"weights": {}, "server": {}, "constants": {}}
     clients: dict[int, Tensors] = {}
     thresholds = tensors.pop("thresholds", None)
     for path_in_file, tensor in tensors.items():
@@ -106,7 +101,8 @@ def load_checkpoint(path: Path) -> State:
             clients.setdefault(int(number), {})[name] = tensor
         else:
             parts[kind][name] = tensor
-    return State(facts["round"], Server(parts["weights"], parts["server"]), clients, best, thresholds)
+    server = Server(parts["weights"], parts["server"])
+    return State(facts["round"], server, clients, best, thresholds, parts["constants"])
 
 
 def checksum(tensors: Tensors) -> str:

@@ -1,23 +1,23 @@
 """Ways through all images of a shard at fixed addresses, so that CUDA graphs can replay them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fednca.engine.batches import ImageStore, Shard, batch_bounds
-from fednca.engine.eager import add_up
 from fednca.engine.evaluate import score
 from fednca.engine.lanes import Lane
+from fednca.engine.local_update import add_up
 from fednca.engine.slots import Common, Frozen
-from fednca.methods.base import Tensors
+from fednca.methods.contract import Tensors
 
 Visit = Callable[[Tensor, Tensor, Tensor], None]  # of places in a shard (B,), images (B, 3, H, W) and labels (B, C)
 Tell = Callable[[Tensor, Tensor], Tensors]  # of images and labels
 
 
-class Judge:
+class Passes:
     """Goes through the images of a shard, and has a model that is not trained to score them.
 
     What is captured under a name reads and writes the same memory whenever it is done.
@@ -27,8 +27,8 @@ class Judge:
         """Make room for this many images."""
         self.common, self.lane = common, Lane(common.device, renews=False)
         self.frozen = Frozen(common, common.start.clone())
-        self.totals: dict[str, Tensors] = {}  # where sums are added up, by name
-        self.uncaptured: set[str] = set()  # names of what graphs cannot do
+        self.totals: dict[Hashable, Tensors] = {}  # where sums are added up, by name
+        self.uncaptured: set[Hashable] = set()  # names of what graphs cannot do
         self.stores: dict[int, ImageStore] = {}  # which graphs read from
         self._make_room(room, classes)
 
@@ -56,12 +56,12 @@ class Judge:
         found: Tensor = self.scores[: len(shard)].clone()
         return found
 
-    def prepare(self, name: str, shard: Shard, tell: Tell) -> None:
+    def prepare(self, name: Hashable, shard: Shard, tell: Tell) -> None:
         """Try out on two images what will be told of batches, and make room for its sums."""
         told = tell(*next(shard.batches(2)))
         self.totals[name] = {key: torch.zeros_like(tensor) for key, tensor in told.items()}
 
-    def add_up(self, name: str, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
+    def add_up(self, name: Hashable, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
         """Return the sums of what is told of the batches of a shard, without graphs where it cannot be captured."""
         if name not in self.uncaptured:
             try:
@@ -70,7 +70,7 @@ class Judge:
                 self.uncaptured.add(name)
         return add_up(tell(*batch) for batch in shard.batches(batch_size))
 
-    def _add_up_by_graphs(self, name: str, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
+    def _add_up_by_graphs(self, name: Hashable, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
         """Add up at fixed addresses."""
         totals = self.totals[name]
         torch._foreach_zero_(list(totals.values()))
@@ -82,7 +82,7 @@ class Judge:
         self._walk(name, shard, batch_size, visit)
         return {key: tensor.clone() for key, tensor in totals.items()}
 
-    def _walk(self, name: str, shard: Shard, batch_size: int, visit: Visit) -> None:
+    def _walk(self, name: Hashable, shard: Shard, batch_size: int, visit: Visit) -> None:
         """Visit all images of a shard, batch by batch."""
         if len(shard) > len(self.rows):
             self._make_room(len(shard), self.labels.shape[1])

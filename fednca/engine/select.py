@@ -4,56 +4,57 @@ import multiprocessing
 import platform
 
 import torch
-from torch import nn
 
 from fednca.config import Config
 from fednca.data.processes import cores
 from fednca.data.store import StoredImages
-from fednca.engine.batches import Shard
+from fednca.engine.contract import Engine
 from fednca.engine.eager import EagerEngine
 from fednca.engine.graphs import GraphEngine
-from fednca.engine.loop import Engine, clients_per_round
+from fednca.engine.local import Workplace
 from fednca.engine.processes import ProcessEngine, forks_can_train
-from fednca.errors import FedncaError, UnfitEngineError
-from fednca.methods.base import Method
+from fednca.errors import FedncaError, UnfitEngineError, unknown_name
+from fednca.methods.contract import Method
+from fednca.plugins import is_reference, load_plugin, plugin_names
 from fednca.randomness import GLOBAL
 
+AUTO, EAGER = "auto", "eager"
 
-def choose_engine(
-    config: Config, method: Method, model: nn.Module, train: list[Shard], judged: list[Shard], device: torch.device
-) -> Engine:
-    """Build the configured engine; `auto` takes the fastest one that can do the work and says why it is not another.
 
-    train: one shard per client; judged: those whose images will be predicted.
-    """
-    eager = EagerEngine(method, model, train, config.train, config.seed)
-    if config.engine == "eager":
-        return eager
-    wanted = config.engine
-    if wanted == "auto":
-        wanted = "graphs" if device.type == "cuda" else "processes"
+def select_engine(place: Workplace) -> Engine:
+    """Build the configured engine; `auto` takes the fastest one that can do the work and says why it is not another."""
+    wanted = place.config.engine
+    if wanted == EAGER:
+        return EagerEngine(place)
+    if wanted == AUTO:
+        wanted = "graphs" if place.device.type == "cuda" else "processes"
+    builders = {"graphs": build_graphs, "processes": build_processes}
+    if is_reference(wanted) or wanted in plugin_names("engines"):
+        found: Engine = load_plugin("engines", wanted)(place)
+        return found
+    if wanted not in builders:
+        raise unknown_name("engine", wanted, [AUTO, EAGER, *builders, *plugin_names("engines")])
     try:
-        if wanted == "graphs":
-            return build_graphs(config, eager, judged, device)
-        return build_processes(config, eager, judged, device)
+        return builders[wanted](place)
     except UnfitEngineError as reason:
-        if config.engine != "auto":
+        if place.config.engine != AUTO:
             raise FedncaError(f"engine '{wanted}' cannot be used: {reason}; leave `engine` out") from None
-        eager.note = f"engine: eager, since {reason}" if device.type == "cuda" else ""
+        eager = EagerEngine(place)
+        eager.note = f"engine: eager, since {reason}" if place.device.type == "cuda" else ""
         return eager
 
 
-def build_graphs(config: Config, eager: EagerEngine, judged: list[Shard], device: torch.device) -> Engine:
+def build_graphs(place: Workplace) -> Engine:
     """Build the engine of CUDA graphs."""
-    if device.type != "cuda":
+    if place.device.type != "cuda":
         raise UnfitEngineError("CUDA graphs need a CUDA device")
-    if any(isinstance(shard.store.pixels, StoredImages) for shard in [*eager.shards, *judged]):
+    if any(isinstance(shard.store.pixels, StoredImages) for shard in [*place.train, place.val, place.test]):
         raise UnfitEngineError("the images do not fit into the GPU's memory")
-    together, size = clients_per_round(config, len(eager.shards)), config.evaluate.batch_size
-    all_take_part = together == len(eager.shards)
+    together, size = place.config.train.clients_per_round(len(place.train)), place.config.evaluate.batch_size
+    all_take_part = together == len(place.train)
     try:
         with GLOBAL:  # while one run measures free memory and captures, no other may
-            return GraphEngine(eager, judged, together, judged_at_once=size, keep_states=all_take_part)
+            return GraphEngine(place, together, judged_at_once=size, keep_states=all_take_part)
     except torch.OutOfMemoryError:
         raise FedncaError(
             "one client's step or a batch to evaluate does not fit on the GPU; "
@@ -63,12 +64,12 @@ def build_graphs(config: Config, eager: EagerEngine, judged: list[Shard], device
         raise UnfitEngineError(f"a step cannot be captured ({str(error).partition(chr(10))[0]})") from error
 
 
-def build_processes(config: Config, eager: EagerEngine, judged: list[Shard], device: torch.device) -> Engine:
+def build_processes(place: Workplace) -> Engine:
     """Build the engine of CPU processes."""
-    hindrance = processes_hindrance(config, eager.method, device)
+    hindrance = processes_hindrance(place.config, place.method, place.device)
     if hindrance:
         raise UnfitEngineError(hindrance)
-    return ProcessEngine(eager, judged, config.workers or cores())
+    return ProcessEngine(place, place.config.workers or cores())
 
 
 def processes_hindrance(config: Config, method: Method, device: torch.device) -> str:
@@ -79,7 +80,7 @@ def processes_hindrance(config: Config, method: Method, device: torch.device) ->
         return f"{platform.system()} has no safe way to fork a process"
     if multiprocessing.current_process().daemon:
         return "this process is a daemon, which may not start others"
-    if method.centralized or clients_per_round(config, config.partition.clients) == 1:
+    if method.rule.centralized or config.train.clients_per_round(config.partition.clients) == 1:
         return "only one client trains in a round"
     if config.workers is None and cores() == 1:
         return "there is only one core"

@@ -1,11 +1,11 @@
 """What can be told of a run while it goes on; progress views and loggers hang on this."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fednca.data.federation import Federation
-    from fednca.engine.checkpoint import Best
-    from fednca.runs import Run
+    from fednca.runs.history import Best, Round
+    from fednca.runs.run import Run
 
 
 class Callback:
@@ -23,8 +23,8 @@ class Callback:
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
         """Hear of a client's local update in round `number`."""
 
-    def on_round(self, record: dict[str, Any], best: "Best | None") -> None:
-        """Hear of a finished round: its line of history and the best round so far."""
+    def on_round(self, record: "Round", best: "Best | None") -> None:
+        """Hear of a finished round: what is known of it, and the best round so far."""
 
     def on_end(self, run: "Run") -> None:
         """Hear of the end, whether all rounds are done or the run stopped."""

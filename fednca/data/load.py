@@ -1,0 +1,100 @@
+"""From a config to a dataset at its size, dealt to the clients."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fednca.config import Config, validate
+from fednca.data.federation import Federation, build_federation, without_validation
+from fednca.data.fetch import Progress
+from fednca.data.sources import get_source
+from fednca.data.store import NOTE, StoredImages, open_store, verify_store
+from fednca.data.types import Dataset, Split
+from fednca.errors import FedncaError
+from fednca.files import cache_folder
+from fednca.options import Options
+
+MOST_NAMED = 5  # sites in a sentence
+
+
+def data_options(config: Config) -> Options:
+    """Return the dataset's options as it takes them."""
+    return validate(get_source(config.data.name).Options, config.data.options, "data.options")
+
+
+def read_dataset(config: Config) -> Dataset:
+    """Load the configured dataset with its images as they are."""
+    return get_source(config.data.name).load(data_options(config), data_root(config))
+
+
+def load_dataset(config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
+    """Load the configured dataset at the configured size."""
+    return decode(read_dataset(config), config, progress, verify=verify)
+
+
+def decode(dataset: Dataset, config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
+    """Bring a dataset that was read to the configured size; images are decoded and resized once, then kept.
+
+    With `verify`, the checksums of what was kept are recomputed.
+    """
+
+    def ready(part: str, split: Split) -> Split:
+        return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"), verify)
+
+    val = None if dataset.val is None else ready("val", dataset.val)
+    return replace(dataset, train=ready("train", dataset.train), val=val, test=ready("test", dataset.test))
+
+
+def at_size(split: Split, config: Config, progress: Callable[[int, int], None], verify: bool) -> Split:
+    """Return the split with stored images of the configured size, without those that cannot be read."""
+    images, size = split.images, config.data.image_size
+    if isinstance(images, StoredImages) or (isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)):
+        return split
+    folder = Path(config.data.cache) if config.data.cache else cache_folder() / "images"
+    stored = open_store(images, size, folder=folder, on_corrupt=config.data.on_corrupt, progress=progress)
+    if verify:
+        verify_store(stored.folder)
+    rows = stored.rows
+    groups, sites = (None if numbers is None else numbers[rows] for numbers in (split.groups, split.sites))
+    listed_in = stored.folder / NOTE if stored.left_out else None
+    return Split(stored.images, split.labels[rows], groups, sites, stored.left_out, listed_in)
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def data_root(config: Config) -> Path:
+    """Return the folder of the dataset's files: as configured, else `data/NAME`."""
+    return Path(config.data.root) if config.data.root else Path("data") / config.data.name
+
+
+def federate(config: Config, progress: Progress | None = None) -> Federation:
+    """Load the configured dataset and deal it to the clients."""
+    settings = config.partition.model_dump()
+    federation = build_federation(load_dataset(config, progress), **settings, val_fraction=config.data.val_fraction)
+    sizes = {"validation": len(federation.val.union()[0]), "test": len(federation.dataset.test)}
+    for part, size in sizes.items():
+        if not size:
+            way_out = "give it some by its options or its table"
+            raise FedncaError(f"{federation.dataset.name} has no {part} images with these settings; {way_out}")
+    return federation
+
+
+def unreadable_note(dataset: Dataset, listed_in: str = "") -> str:
+    """Say how many images are left out and what lists them, the stores unless told; empty where there are none."""
+    splits = [split for split in dataset.splits() if split.unreadable]
+    count = sum(len(split.unreadable) for split in splits)
+    places = listed_in or " and ".join(f"'{split.listed_in}'" for split in splits)
+    return f"images left out because they cannot be read: {count}, listed in {places}" if splits else ""
+
+
+def sites_note(config: Config, federation: Federation) -> str:
+    """Name the sites of a natural partition that have no validation images; empty where there are none."""
+    names = without_validation(federation) if config.partition.kind == "natural" else []
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    told = ", ".join(names[:MOST_NAMED]) + more
+    return f"sites without validation images: {told}" if names else ""

@@ -1,0 +1,222 @@
+"""Flower's sites as an engine: one message to each site for each thing that the loop asks of clients."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from torch import nn
+
+from fednca.config import Config
+from fednca.engine.contract import Engine, Judgement, LeftOut, Totals, Trained
+from fednca.engine.local import total
+from fednca.errors import FedncaError, RunFailedError
+from fednca.flower.assignment import ASSIGNMENT, Assignment
+from fednca.flower.checks import (
+    check_norm,
+    largest_norm,
+    read_histograms,
+    read_tensors,
+    read_update,
+    rehearse,
+    rehearse_closing,
+)
+from fednca.flower.config import ServerConfig
+from fednca.flower.evaluate import judge_histograms
+from fednca.flower.exchange import Answers, Read, T, exchange
+from fednca.flower.ledger import Ledger
+from fednca.flower.privacy import local_deviation, noise_average, privatize_update
+from fednca.flower.records import to_arrays
+from fednca.flower.roster import Roster
+from fednca.methods.contract import Method, Server, Tensors
+from fednca.models.heads import constants_of
+
+LOG = logging.getLogger("flwr.fednca")
+CLOSE = f"{MessageType.QUERY}.close"
+
+
+@dataclass
+class FlowerEngine(Engine):
+    """Sites that train, add up and judge where their images are; a client's number is its name's rank."""
+
+    grid: Grid
+    settings: ServerConfig
+    config: Config
+    method: Method
+    model: nn.Module
+    classes: tuple[str, ...]
+    run: str
+    roster: Roster
+    ledger: Ledger
+    folder: Path
+    note: str = ""
+    keeps_states: bool = True
+
+    @property
+    def names(self) -> Sequence[str]:  # type: ignore[override]
+        """All sites, present or not."""
+        return self.roster.sites
+
+    def train(
+        self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
+    ) -> Iterator[Trained | LeftOut]:
+        """Wait for enough of the sites, let them train, and yield the updates that count once all are there."""
+        chosen = [self.names[client] for client in clients]
+        need = min(self.settings.min_sites, len(chosen))
+        self.roster.wait_for(chosen, need, self.settings.wait)
+        left_out = self.roster.absent(chosen)
+        check_enough(len(chosen) - len(left_out), need, f"round {number}", left_out)
+        here = [site for site in chosen if site not in left_out]
+        answers = self._train_sites(number, here, server, states)
+        left_out |= answers.missing
+        for site, reason in left_out.items():
+            LOG.warning("round %s: site '%s' is left out: %s", number, site, reason)
+        check_enough(len(answers.replies), need, f"round {number}", left_out)
+        yield from (LeftOut(self.names.index(site), reason) for site, reason in left_out.items())
+        yield from self._privatize(server, sorted(answers.replies.values(), key=lambda each: each.update.client))
+
+    def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
+        """Add up what all sites that are connected send for an exchange of the closing."""
+        tensors = {"weights": to_arrays(server.weights), "asked": to_arrays(asked)}
+        expected = rehearse_closing(self.config, self.method, self.model, len(self.classes), asked)
+        answers = self._ask_all(CLOSE, number, tensors, lambda _, content: read_tensors(content, "sums", expected))
+        found = [answers.replies[site] for site in sorted(answers.replies)]
+        return Totals(total(found) if len(found) >= self.settings.min_sites else None, answers.missing)
+
+    def judge(self, number: int, server: Server) -> Judgement:
+        """Let all sites that are connected judge a model on their own images, by histograms of its scores."""
+        shape = (2, len(self.classes), self.config.calibrate.bins + 1)
+
+        def read(site: str, content: RecordDict) -> Tensors:
+            return read_histograms(content, shape, self.roster.present[site].images)
+
+        answers = self._ask_all(MessageType.EVALUATE, number, {"weights": to_arrays(server.weights)}, read)
+        if len(answers.replies) < self.settings.min_sites:
+            LOG.warning(
+                "round %s: the model is not judged, since fewer than %s sites do", number, self.settings.min_sites
+            )
+            return Judgement(left_out=answers.missing)
+        sent = {site: answers.replies[site] for site in sorted(answers.replies)}
+        thresholds, metrics = judge_histograms(sent, self.config.calibrate)
+        return Judgement(metrics, thresholds, answers.missing)
+
+    def ended(self) -> str:
+        """Return that the privacy budget is spent, if it is."""
+        return "another one would exceed max_epsilon" if self.ledger.is_spent() else ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what privacy was spent."""
+        return self.ledger.record()
+
+    @cached_property
+    def _trainable(self) -> list[str]:
+        """Names of the weights that are trained."""
+        return [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+
+    @cached_property
+    def _constants(self) -> ArrayRecord:
+        """What the model needs besides its weights, so that all machines have the very same."""
+        return to_arrays(constants_of(self.model))
+
+    @cached_property
+    def _expected(self) -> Trained:
+        """What an update looks like: names, shapes and dtypes."""
+        return rehearse(self.config, self.method, self.model, len(self.classes))
+
+    def _assignment(self, site: str, number: int, accepted: int = 0) -> Assignment:
+        """Return what a site is told in words."""
+        return Assignment(
+            config=self.config,
+            run=self.run,
+            classes=self.classes,
+            round=number,
+            client=self.names.index(site),
+            accepted=accepted,
+            privacy=self.settings.privacy,
+            folder=str(self.folder / "clients") if self.settings.simulated else "",
+        )
+
+    def _ask(
+        self,
+        kind: str,
+        assignments: Iterable[tuple[str, Assignment]],
+        tensors: Mapping[str, ArrayRecord],
+        read: Read[T],
+    ) -> Answers[T]:
+        """Send sites their assignments, each with the same tensors, and read their answers."""
+        shared = {"constants": self._constants, **tensors}
+        messages = {
+            site: Message(
+                RecordDict({ASSIGNMENT: assignment.to_record(), **shared}),
+                self.roster.present[site].node,
+                kind,
+                ttl=self.settings.deadline,
+                group_id=str(assignment.round),
+            )
+            for site, assignment in assignments
+        }
+        return exchange(self.grid, messages, self.settings.deadline, read)
+
+    def _ask_all(self, kind: str, number: int, tensors: Mapping[str, ArrayRecord], read: Read[T]) -> Answers[T]:
+        """Ask all sites that are connected now."""
+        self.roster.look()
+        assignments = [(site, self._assignment(site, number)) for site in sorted(self.roster.present)]
+        answers = self._ask(kind, assignments, tensors, read)
+        for site, reason in answers.missing.items():
+            LOG.warning("round %s: site '%s' does not judge: %s", number, site, reason)
+        return answers
+
+    def _train_sites(
+        self, number: int, sites: list[str], server: Server, states: dict[int, Tensors]
+    ) -> Answers[Trained]:
+        """Let sites train; updates that cannot be what was asked for do not count."""
+        accepted = {self.names[client]: int(own["accepted"]) for client, own in states.items()}
+        assignments = [(site, self._assignment(site, number, accepted.get(site, 0))) for site in sites]
+        tensors = {"weights": to_arrays(server.weights), "received": to_arrays(self.method.rule.send(server))}
+        noise = local_deviation(self.settings.privacy)
+        largest = largest_norm(server.weights, self.settings.norm_bound, noise)
+
+        def read(site: str, content: RecordDict) -> Trained:
+            trained = read_update(content, self.names.index(site), self._expected)
+            check_norm(trained.update, server, largest, self.config.train.lr)
+            check_samples(self.roster, site, trained.update.samples)
+            note = ""
+            if content.metric_records["counts"].get("state_lost"):
+                note = "it started over with the method's state, since the kept one is gone"
+                LOG.warning("round %s: site '%s': %s", number, site, note)
+            return replace(trained, state={"accepted": torch.tensor(number)}, note=note)
+
+        self.ledger.ask(sites)
+        return self._ask(MessageType.TRAIN, assignments, tensors, read)
+
+    def _privatize(self, server: Server, trained: list[Trained]) -> list[Trained]:
+        """Clip and noise the updates where that is the server's part."""
+        privacy = self.settings.privacy
+        if privacy.mode != "central":
+            return trained
+        clipped = [privatize_update(privacy, server.weights, each.update.weights, self._trainable) for each in trained]
+        noised = noise_average(privacy, clipped, self._trainable)
+        return [
+            replace(each, update=replace(each.update, weights=weights))
+            for each, weights in zip(trained, noised, strict=True)
+        ]
+
+
+def check_samples(roster: Roster, site: str, samples: int) -> None:
+    """Refuse an update on another number of images than the site has announced, and ask it again who it is."""
+    announced = roster.present[site].images["train"]
+    if samples != announced:
+        roster.forget(site)
+        raise FedncaError(f"it trained on {samples} images where it had announced {announced}")
+
+
+def check_enough(found: int, need: int, where: str, left_out: Mapping[str, str]) -> None:
+    """Stop the run where too few sites are left."""
+    if found < need:
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in left_out.items())
+        raise RunFailedError(f"{where}: {found} of at least {need} sites gave an update ({reasons}); mend and resume")

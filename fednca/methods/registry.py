@@ -1,0 +1,125 @@
+"""Methods by name: a file of this package, an entry point `fednca.methods`, or `package.module:Name`."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fednca.config import validate
+from fednca.errors import FedncaError, unknown_name
+from fednca.plugins import is_reference, load_plugin, plugin_names
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from fednca.config import Config, MethodConfig
+    from fednca.methods.contract import Method
+    from fednca.options import Options
+
+NOT_METHODS = {"contract", "registry", "build"}
+NONE = "none"  # as a closing: none at all
+AnyOptions = TypeVar("AnyOptions", bound="Options")
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, without importing any."""
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    own = [module.name.replace("_", "-") for module in modules if module.name not in NOT_METHODS]
+    return sorted({*own, *plugin_names("methods")})
+
+
+def find_method(name: str) -> "Method":
+    """Return a method with its defaults."""
+    from fednca.methods.contract import Method
+
+    if is_reference(name) or name in plugin_names("methods"):
+        found = load_plugin("methods", name)
+        if not isinstance(found, Method):
+            raise FedncaError(f"'{name}' is no method; let the name be that of a fednca.methods.Method")
+        return found
+    if name not in method_names():
+        raise unknown_name("method", name, method_names())
+    method: Method = importlib.import_module(f"fednca.methods.{name.replace('-', '_')}").METHOD
+    return method
+
+
+def combine(chosen: "MethodConfig") -> "Method":
+    """Return the method with the learner and the closing that take the place of its own, all with their defaults."""
+    method = find_method(chosen.name)
+    learner, closing = method.learner, method.closing
+    if chosen.learner is not None:
+        learner = find_method(chosen.learner).learner
+        if type(method.rule) is type(find_method("fedavg").rule) and closing is None and chosen.name != "fedavg":
+            raise FedncaError(
+                f"method '{chosen.name}' differs from fedavg only in what a client learns, which --learner replaces; "
+                "use fedavg (and --criterion for another loss)"
+            )
+    if chosen.closing == NONE:
+        closing = None
+    elif chosen.closing is not None:
+        closing = find_method(chosen.closing).closing
+        if closing is None:
+            closings = [name for name in method_names() if find_method(name).closing is not None]
+            raise FedncaError(f"method '{chosen.closing}' has no closing (known: {', '.join([*closings, NONE])})")
+    return replace(method, learner=learner, closing=closing)
+
+
+def option_owners(chosen: "MethodConfig") -> dict[str, list[str]]:
+    """Return which parts the config's `options`, `learner_options` and `closing_options` belong to.
+
+    A part that another method's replaces has its options in a place of its own; the method's own parts share one.
+    """
+    own = ["rule"]
+    own += ["learner"] if chosen.learner is None else []
+    own += ["closing"] if chosen.closing is None else []
+    places = {"options": own}
+    places |= {"learner_options": ["learner"]} if chosen.learner is not None else {}
+    return places | ({"closing_options": ["closing"]} if chosen.closing not in {None, NONE} else {})
+
+
+def create_method(config: "Config") -> "Method":
+    """Return the configured method: its parts with the config's options, and all that was left open decided."""
+    from fednca.methods.contract import options_of
+
+    chosen = config.method
+    method = combine(chosen)
+    built: dict[str, Any] = {}
+    for place, parts in option_owners(chosen).items():
+        values = dict(getattr(chosen, place))
+        mine = {part: method.parts[part] for part in parts if part in method.parts}
+        known = option_fields(method, parts)
+        for name in values:
+            if name not in known:
+                raise unknown_name("setting", f"method.{place}.{name}", [f"method.{place}.{each}" for each in known])
+        for part, default in mine.items():
+            own = {name: values[name] for name in options_of(default) if name in values}
+            built[part] = with_options(default, own, f"method.{place}")
+    for place in ("learner_options", "closing_options"):
+        if getattr(chosen, place) and place not in option_owners(chosen):
+            part = place.partition("_")[0]
+            raise FedncaError(f"method.{place} has options, and no --{part} is given that could read them")
+    learner = built["learner"]
+    if chosen.criterion is not None:
+        if learner.own_loss:
+            raise FedncaError(
+                f"'{chosen.learner or chosen.name}' has a loss of its own in place of BCE; leave method.criterion out"
+            )
+        learner = learner.model_copy(update={"criterion": chosen.criterion})
+    built["learner"] = learner.decided(config.model.pretrained != "none")
+    return replace(method, **built)
+
+
+def option_fields(method: "Method", parts: Iterable[str]) -> dict[str, "FieldInfo"]:
+    """Return the options of some of a method's parts, by name."""
+    from fednca.methods.contract import options_of
+
+    own = [method.parts[part] for part in parts if part in method.parts]
+    return {name: type(part).model_fields[name] for part in own for name in options_of(part)}
+
+
+def with_options(default: AnyOptions, values: dict[str, Any], where: str) -> AnyOptions:
+    """Return a part with some of its options set."""
+    before = default.model_dump(mode="json", exclude_defaults=True)
+    return validate(type(default), before | values, where)

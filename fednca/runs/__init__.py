@@ -1,0 +1,7 @@
+"""One run: its folder, the loop of rounds, and how it goes on."""
+
+from fednca.runs.callbacks import Callback
+from fednca.runs.run import Run
+from fednca.runs.training import resume, train
+
+__all__ = ["Callback", "Run", "resume", "train"]
