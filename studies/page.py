@@ -19,7 +19,7 @@ from gains import when_it_helps
 from grid import same_images
 from matplotlib.figure import Figure
 from pace import sooner_or_better
-from plan import SETTINGS, TABLE, Records
+from plan import SETTINGS, TABLE, VOC, Records
 from records import RECORDS, read_records
 from rejection import can_it_be_met
 from seed_tables import NOT_RUN, notes_below
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def records_of(folder: Path) -> Records:
-    """Read the records; the study's own folder need not be there before its first run."""
+    """Read the records that the page shows; the study's own folder need not be there before its first run."""
     if folder != RECORDS and not folder.is_dir():
         raise FedncaError(f"there is no folder of records at '{folder}'")
-    return read_records(folder)
+    return {path: record for path, record in read_records(folder).items() if record["setting"] not in VOC}
 
 
 def make_page(records: Records) -> Page:

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from plan import Entry, plan
+from plan import Entry, plan, voc
 from records import AGAIN, RECORDS, read_records, write_record
 from rich.console import Console
 
@@ -75,7 +75,8 @@ def commit_of_this() -> str:
 def left(folder: Path, only: str, later: list[str]) -> list[Entry]:
     """Return the planned runs that have no record, or one that is to be replaced, and are wanted now."""
     records = read_records(folder)
-    wanted = [entry for entry in plan(records) if str(entry.path).startswith(only) and entry.row not in later]
+    planned = (*plan(records), *voc(records))
+    wanted = [entry for entry in planned if str(entry.path).startswith(only) and entry.row not in later]
     return [entry for entry in wanted if entry.path not in records or AGAIN in records[entry.path]["note"]]
 
 

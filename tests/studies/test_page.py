@@ -10,7 +10,7 @@ from pathlib import Path
 import page
 import pytest
 from page import FOLDER, PAGE, main, make_page, records_of
-from plan import SAMPLES, SETTINGS, Entry, chosen_draw
+from plan import SAMPLES, SETTINGS, VOC, Entry, chosen_draw
 from reading import NUMBER, SETTING, by_name, metric, shows, tables
 from records import RECORDS, read_records
 from study import tried
@@ -170,6 +170,12 @@ def test_every_record_is_of_a_run_as_the_plan_has_it():
         assert entry.path == path
         assert what_it_is(found) == what_it_is(entry.config()), path
         assert (found.seed, found.partition.seed) == (record["seed"], record["draw"])
+
+
+def test_records_of_voc_are_kept_and_not_shown():
+    kept = read_records()
+    shown = records_of(RECORDS)
+    assert {record["setting"] for path, record in kept.items() if path not in shown} == set(VOC)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):

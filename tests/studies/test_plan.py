@@ -18,6 +18,7 @@ from plan import (
     SAMPLES,
     SETTINGS,
     TABLE,
+    VOC,
     Entry,
     chosen_draw,
     draws,
@@ -25,6 +26,7 @@ from plan import (
     plan,
     spread,
     strongest_other,
+    voc,
 )
 
 from fednca.report.published import PUBLISHED
@@ -104,6 +106,21 @@ def test_fedlgt_has_real_text_embeddings_where_there_are_any():
     texts = {setting: Entry(setting, "fedlgt", 0, 0).config().method.options.get("text") for setting in SETTINGS}
     assert texts == dict.fromkeys(DERMAMNIST) | dict.fromkeys(CIFAR10, "data/clip/cifar10.npz")
     assert "text" not in Entry("cifar10-0.5", "fedavg", 0, 0).config().method.options
+
+
+def test_voc_has_the_papers_tables_on_the_first_draw_beside_the_plan(complete):
+    entries = voc({})
+    assert {entry.setting for entry in plan(complete)}.isdisjoint(VOC)
+    assert {(entry.draw, entry.rounds) for entry in entries} == {(0, 100)}
+    trained = {(entry.setting, entry.row, entry.seed) for entry in entries}
+    centralized = set(product(VOC[1:], ["centralized"], (0, 1, 2)))  # the same as in the other setting
+    assert trained == set(product(VOC, TABLE, (0, 1, 2))) - centralized
+    configs = {entry: entry.config() for entry in entries}
+    dealt = {(entry.setting, c.partition.beta, c.partition.gamma, c.data.image_size) for entry, c in configs.items()}
+    assert dealt == {("voc-0.05", 0.05, 0.5, 224), ("voc-0.01", 0.01, 0.5, 224)}
+    assert {(c.data.root, c.train.precision) for c in configs.values()} == {("data/voc", "bf16")}
+    texts = {entry.row: c.method.options.get("text") for entry, c in configs.items()}
+    assert {row: text for row, text in texts.items() if text} == {"fedlgt": "data/clip/voc20.npz"}
 
 
 def test_no_draw_is_taken_while_one_is_untried(invent):

@@ -102,6 +102,7 @@ def test_no_run_ends_when_the_time_is_up(tmp_path):
 def test_what_fails_is_told_and_has_no_record(tmp_path, monkeypatch):
     monkeypatch.setattr(TinyEntry, "config", lambda self: tiny(train__rounds=1, train__lr=1e30))
     monkeypatch.setattr(run, "plan", lambda records: entries(1)[:1])
+    monkeypatch.setattr(run, "voc", lambda records: [])
     with pytest.raises(SystemExit) as stop:
         run.main(["--records", str(tmp_path), "--commit", "abc"])
     assert stop.value.code == 1
