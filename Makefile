@@ -5,7 +5,7 @@ INSTALL := pip install --quiet --disable-pip-version-check --constraint constrai
 TEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench venv clean
+.PHONY: help demo test test-all lint format docs bench venv clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,13 +28,16 @@ format: venv ## fix style and formatting where ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv-docs/ready ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 bench: .venv-bench/ready ## time rounds beside other simulators on the CPU
 	.venv-bench/bin/python benchmarks/rounds.py --set device=cpu
 
-venv: .venv/ready ## set up .venv with everything but the benchmark's packages
+venv: .venv/ready ## set up .venv with everything but the benchmark's and the documentation's packages
 
 clean: ## remove the environments and everything built
-	rm -rf .venv .venv-bench build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bench .venv-docs site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fednca needs Python 3.11 or newer; set PYTHON=python3.11")'
@@ -45,4 +48,11 @@ clean: ## remove the environments and everything built
 .venv-bench/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/$(INSTALL) --editable '.[bench]'
+	touch $@
+
+# The reference is read from the source, so the packages of the extra are enough: neither fednca nor torch is needed.
+.venv-docs/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > .venv-docs/extra.txt
+	.venv-docs/bin/$(INSTALL) --requirement .venv-docs/extra.txt
 	touch $@
