@@ -37,7 +37,7 @@ bench: .venv-bench/ready ## time rounds beside other simulators on the CPU
 venv: .venv/ready ## set up .venv with everything but the benchmark's and the documentation's packages
 
 clean: ## remove the environments and everything built
-	rm -rf .venv .venv-bench .venv-docs site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bench .venv-docs site build dist *.egg-info .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fednca needs Python 3.11 or newer; set PYTHON=python3.11")'
