@@ -1,7 +1,9 @@
 """fednca: multi-label federated image classification when every client sees different labels.
 
-run = fednca.train(fednca.load_config("demo", {"method.name": "fednca-ml"}))
-run.results["val"]["test"]["macro_f1"]
+Train a federation and read its results:
+
+    run = fednca.train(fednca.load_config("demo", {"method.name": "fednca-ml"}))
+    run.results["val"]["test"]["macro_f1"]
 """
 
 import importlib

@@ -220,6 +220,13 @@ def test_version(capsys):
     assert fednca.__version__.startswith("0.")
 
 
+@pytest.mark.parametrize("words", ["--version", "methods", "rum"])
+def test_python_m_fednca_is_the_command(words, capsys):
+    ended = subprocess.run([sys.executable, "-m", "fednca", words], capture_output=True, text=True, check=False)
+    assert main([words]) == ended.returncode
+    assert capsys.readouterr() == (ended.stdout, ended.stderr)
+
+
 def test_a_folder_that_cannot_be_written(config, told, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot create" in told("run", config, "--out", tmp_path / "file" / "run")
