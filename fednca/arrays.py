@@ -1,4 +1,4 @@
-"""Files of named arrays: written whole, and read without trusting them."""
+"""Files of named arrays, written atomically and read without pickle."""
 
 from collections.abc import Mapping
 from io import BytesIO
@@ -14,14 +14,14 @@ from fednca.files import write_atomic
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write named arrays as an npz file, under exactly this path."""
+    """Write named arrays to an npz file at exactly this path."""
     buffer = BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_atomic(path, buffer.getvalue())
 
 
 def read_arrays(path: Path, way_out: str) -> dict[str, NDArray[np.generic]]:
-    """Read the plain arrays of an npz or safetensors file, or the one of an npy file, by the file's name."""
+    """Read the arrays of an npz or safetensors file, or the one of an npy file, which gets the file's name."""
     try:
         if path.suffix == ".safetensors":
             tensors: dict[str, NDArray[np.generic]] = load_file(path)
@@ -29,5 +29,5 @@ def read_arrays(path: Path, way_out: str) -> dict[str, NDArray[np.generic]]:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             return {path.stem: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except Exception as error:  # noqa: BLE001 (what a stranger's bytes make numpy, zipfile and tokenize raise is no list)
+    except Exception as error:  # noqa: BLE001 (numpy, zipfile and tokenize may raise anything on untrusted bytes)
         raise FedncaError(f"'{path}' cannot be read ({error}); {way_out}") from None

@@ -1,4 +1,4 @@
-"""The one config tree: the same fields are the TOML file, the command-line flags and their documentation."""
+"""The one tree of settings: its fields make the TOML files, the command-line flags and their help."""
 
 import json
 import re
@@ -26,123 +26,123 @@ OPTIONS_OF = {
 
 
 class DataConfig(Options):
-    """Which images, and how they are prepared."""
+    """Which images to use, and how to prepare them."""
 
     name: str = "digits"
-    """Dataset, as listed by `fednca datasets`."""
+    """Name of the dataset; `fednca datasets` lists them."""
     root: str | None = None
-    """Folder that holds the dataset's files, where it needs any."""
+    """Folder with the dataset's files, if it needs any."""
     image_size: int = Field(default=224, ge=8, le=2048)
-    """Side in pixels to which every image is squashed."""
+    """Every image is resized to a square with sides of this many pixels, whatever its shape."""
     normalize: Literal["auto", "imagenet", "half"] = "auto"
-    """Mean and standard deviation: ImageNet's, 0.5 / 0.5, or by whether the backbone is pretrained."""
+    """Mean and standard deviation of pixels: `auto` is ImageNet's for pretrained weights, else 0.5 (`half`)."""
     on_corrupt: Literal["fail", "skip"] = "fail"
-    """What an image that cannot be read does: stop everything, or be left out and counted."""
+    """What to do with an image that cannot be read: stop, or leave it out and count it."""
     cache: str | None = None
-    """Folder where decoded images are kept for later runs; left out: the user's cache folder."""
+    """Folder that keeps decoded images for later runs. Default: the user's cache folder."""
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the training images held out for validation where the dataset has no validation split."""
+    """Share of the training images held out for validation if the dataset has no validation split."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The dataset's own options, as listed by `fednca datasets NAME`."""
+    """The dataset's own options; `fednca datasets NAME` lists them."""
 
 
 class PartitionConfig(Options):
-    """How the training images are dealt to the clients."""
+    """How the training images are divided among the clients."""
 
     kind: Literal["dirichlet", "natural"] = "dirichlet"
-    """Deal the images at random by beta and gamma, or leave each with the site that the data names."""
+    """Divide the images at random, by beta and gamma, or keep each at the site named in the data."""
     clients: int = Field(default=10, ge=1)
-    """Number of clients K; with `natural`, the number of sites."""
+    """Number of clients; for `natural` it follows from the data."""
     beta: float = Field(default=0.5, gt=0, allow_inf_nan=False)
-    """Dirichlet concentration: the smaller, the more unequal the clients."""
+    """Concentration of the Dirichlet distribution: the smaller it is, the more the clients differ."""
     gamma: float = Field(default=0.5, gt=0, le=1)
-    """Share of the classes that a client may see."""
+    """Share of the classes that each client may have."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the draw, apart from the training seed."""
+    """Seed of the partition, separate from the training seed."""
     unmatched: Literal["drop", "mask", "loss-mask"] = "drop"
-    """Images whose labels fit no client: left out; or their other labels become absent; or unknown, without loss."""
+    """Images that fit no client's classes: leave them out, or set the labels that do not fit to absent or unknown."""
     min_samples: int = Field(default=32, ge=1)
-    """Fewest images a client must get; the draw is repeated until it holds."""
+    """Fewest images of a client; the draw is repeated until every client has them."""
 
 
 class ModelConfig(Options):
-    """The feature extractor; the head on it belongs to the method."""
+    """The feature extractor; the method adds the head."""
 
     backbone: str = "resnet18"
-    """Any timm model with feature maps, or `resnet-small` for 16-64 px images on a CPU."""
+    """Any timm model that returns feature maps, or `resnet-small` for images of 16 to 64 px on a CPU."""
     pretrained: str = "none"
-    """`none`, `imagenet`, or a weights file or folder (.safetensors, .pth)."""
+    """Weights to start from: `none`, `imagenet`, or a file or folder (.safetensors, .pth)."""
     norm: Literal["batch", "group", "frozen"] = "batch"
-    """Normalisation layers: BatchNorm, GroupNorm in its place, or BatchNorm that never changes."""
+    """Normalisation layers: BatchNorm, GroupNorm in its place, or BatchNorm whose statistics and weights are fixed."""
 
 
 class MethodConfig(Options):
     """The federated algorithm."""
 
     name: str = "fednca-ml"
-    """Method, as listed by `fednca methods`."""
+    """Name of the method; `fednca methods` lists them."""
     learner: str | None = None
-    """Take head and local loss from this other method, and only the federated rule from `name`."""
+    """Another method, whose head and local loss to train in place of those of `name`."""
     closing: str | None = None
-    """Close with what this other method closes with, or with `none`."""
+    """Another method, whose closing exchange to hold in place of that of `name`; or `none`."""
     criterion: Literal["bce", "balanced", "asl"] | None = None
-    """Take this in place of the learner's own BCE: BCE, class-balanced BCE, or the asymmetric loss."""
+    """Loss in place of the learner's own BCE: plain BCE, class-balanced BCE, or the asymmetric loss."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The method's own options, as listed by `fednca methods NAME`."""
+    """The method's own options; `fednca methods NAME` lists them."""
     learner_options: dict[str, Any] = Field(default_factory=dict)
-    """The learner's own options, where `learner` is given."""
+    """The learner's own options, if `learner` is given."""
     closing_options: dict[str, Any] = Field(default_factory=dict)
-    """The closing's own options, where `closing` is given."""
+    """The closing's own options, if `closing` is given."""
 
 
 class AugmentConfig(Options):
-    """Random changes of training images, on the device; all off, as in the paper."""
+    """Random changes of training images, made on the device; by default none, as in the paper."""
 
     hflip: bool = False
     """Mirror half of the images left to right."""
     vflip: bool = False
     """Mirror half of the images top to bottom."""
     shift: float = Field(default=0.0, ge=0, le=0.5)
-    """Largest shift in each direction, as a share of the side."""
+    """Largest shift in each direction, as a share of the image's side."""
     scale: float = Field(default=0.0, ge=0, lt=1)
-    """Largest change of size: 0.1 is 90 to 110 percent."""
+    """Largest change of size: 0.1 means 90 to 110 percent."""
     rotate: float = Field(default=0.0, ge=0, le=180)
     """Largest rotation in degrees."""
     brightness: float = Field(default=0.0, ge=0, le=1)
     """Largest change of brightness, as a share of white."""
     contrast: float = Field(default=0.0, ge=0, lt=1)
-    """Largest change of contrast: 0.2 is 80 to 120 percent."""
+    """Largest change of contrast: 0.2 means 80 to 120 percent."""
 
 
 class TrainConfig(Options):
     """Rounds and local training."""
 
     rounds: int = Field(default=100, ge=1)
-    """Communication rounds."""
+    """Number of communication rounds."""
     local_epochs: int = Field(default=1, ge=1)
-    """Passes over a client's images per round."""
+    """Passes over a client's images in each round."""
     batch_size: int = Field(default=32, ge=1)
-    """Images per local step."""
+    """Images in a training batch."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Local optimiser; its state starts afresh for every client and round."""
+    """Local optimiser; its state is reset for every client in every round."""
     lr: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
-    """Learning rate, constant."""
+    """Learning rate; it stays constant."""
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Weight decay on every trainable weight."""
     betas: tuple[Beta, Beta] | None = None
-    """AdamW's betas; left out: the method's own, else 0.9 and 0.999."""
+    """AdamW's betas. Default: the method's own, or 0.9 and 0.999."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """SGD's momentum."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Largest gradient norm; left out: the method's own, else no clipping."""
+    """Largest norm of the gradient. Default: the method's own, or no clipping."""
     participation: float = Field(default=1.0, gt=0, le=1)
-    """Share of the clients that take part in a round."""
+    """Share of the clients that take part in each round."""
     weighting: Literal["equal", "samples"] = "equal"
-    """Weights of the average: equal, or by number of images."""
+    """Weight of a client in the average: the same for all, or its number of images."""
     checkpoint_every: int = Field(default=1, ge=1)
-    """Write the state to go on from after every so many rounds, and when a run ends or stops."""
+    """Rounds from one checkpoint to the next; a run that ends or stops writes one too."""
     precision: Literal["float32", "bf16", "float64"] = "float32"
-    """Arithmetic of training; bf16 is autocast with float32 weights."""
+    """Precision of training; bf16 means autocast with float32 weights."""
     augment: AugmentConfig = AugmentConfig()
 
     def clients_per_round(self, clients: int) -> int:
@@ -151,33 +151,33 @@ class TrainConfig(Options):
 
 
 class EvaluateConfig(Options):
-    """When and by what a model is judged."""
+    """When the global model is evaluated, and which metric chooses the best round."""
 
     every: int = Field(default=1, ge=1)
-    """Evaluate after every so many rounds, and after the last."""
+    """Rounds from one evaluation to the next; the last round is always evaluated."""
     batch_size: int = Field(default=256, ge=1)
-    """Images per evaluation batch."""
+    """Images in an evaluation batch."""
     select: Literal["macro_f1", "macro_auc", "micro_f1", "micro_auc", "mean_ap"] = "macro_f1"
-    """Validation metric by which the best round is chosen."""
+    """Validation metric that chooses the best round."""
     collapse: bool = False
-    """Measure neural collapse on validation images in every evaluated round."""
+    """Measure neural collapse on the validation images in every evaluated round."""
 
 
 class CalibrateConfig(Options):
-    """How the thresholds of the final model are chosen from the clients' validation shares."""
+    """How the final model's thresholds, one per class, are chosen on the clients' validation images."""
 
     goal: Literal["f1", "sensitivity", "specificity"] = "f1"
-    """Best F1 of each class, or at least `target` sensitivity or specificity."""
+    """What a threshold should give: the best F1, or a sensitivity or specificity of at least `target`."""
     target: float = Field(default=0.9, gt=0, le=1)
-    """The sensitivity or specificity wanted."""
+    """Sensitivity or specificity to reach."""
     bins: int = Field(default=1000, ge=2, le=1_000_000)
-    """Bins of the score histograms that clients send."""
+    """Number of bins in the score histograms that clients send."""
     min_count: int = Field(default=0, ge=0)
-    """Clients withhold counts below this."""
+    """Clients do not send counts smaller than this."""
 
 
 class Config(Options):
-    """A whole run."""
+    """All settings of a run."""
 
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
@@ -187,15 +187,15 @@ class Config(Options):
     evaluate: EvaluateConfig = EvaluateConfig()
     calibrate: CalibrateConfig = CalibrateConfig()
     seed: int = Field(default=0, ge=0)
-    """Training seed: initial weights, batch order, dropout, sampled clients."""
+    """Training seed: it decides initial weights, batch order, dropout and which clients take part."""
     device: str = "auto"
-    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    """Where to train: `auto`, `cpu`, `cuda` or `cuda:N`."""
     engine: str = "auto"
     """How clients train: `eager`, `processes`, `graphs`, `package.module:Name`, or `auto`: the fastest that fits."""
     workers: int | None = Field(default=None, ge=1, le=1024)
-    """Processes of the engine `processes`; left out: one for each core. The number changes no result."""
+    """Number of processes for the engine `processes`; it does not change results. Default: one per core."""
     threads: int | None = Field(default=None, ge=1, le=1024)
-    """CPU threads of an operation; left out: torch's choice. Small networks want 1; sums round alike only if equal."""
+    """CPU threads per operation; small networks need 1. It changes how sums round. Default: torch's choice."""
 
     def to_toml(self) -> str:
         """Return the TOML text that `load_config` reads back to an equal config."""
@@ -204,9 +204,9 @@ class Config(Options):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def replace(self, overrides: Mapping[str, Any]) -> "Config":
-        """Return a config with the fields named by dotted paths changed: `{"train.rounds": 5}`.
+        """Return a copy with some fields changed, each named by its dotted path: `{"train.rounds": 5}`.
 
-        Another dataset, method or learner drops the options of the old one, whatever the order.
+        A new dataset, method or learner drops the options of the old one, in whatever order the changes come.
         """
         values = self.model_dump(mode="json")
         for path, value in sorted(overrides.items(), key=lambda item: item[0] not in OPTIONS_OF):
@@ -217,7 +217,7 @@ class Config(Options):
                     raise unknown_name("setting", path, [known for known, _ in leaves()])
                 node = node[part]
             if path in OPTIONS_OF and node[leaf] != value:
-                node[OPTIONS_OF[path]] = {}  # another method's or dataset's
+                node[OPTIONS_OF[path]] = {}  # they were the old method's or dataset's
             node[leaf] = value
         return build_config(values)
 
@@ -232,9 +232,9 @@ def leaves(model: type[Options] = Config, prefix: str = "") -> Iterator[tuple[st
 
 
 def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
-    """Turn a flag's text into the field's type; lists are written with commas, or as JSON."""
+    """Convert a flag's text to the field's type; lists are written with commas or as JSON."""
     if not is_utf8(text):
-        raise FedncaError(f"setting '{path}' is '{text}', which is not UTF-8; rename what it names")
+        raise FedncaError(f"setting '{path}' is '{text}', which is not UTF-8; rename the file or folder")
     optional = type(None) in get_args(field.annotation)
     if optional and text.lower() in {"none", "null"}:
         return None
@@ -247,12 +247,12 @@ def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
             raise FedncaError(describe(error, path, text)) from None
         if error.errors()[0]["type"] in {"missing", "too_long"}:
             wanted = len(get_args(listed))
-            raise FedncaError(f"setting '{path}' should be {wanted} values with commas between, not {text!r}") from None
+            raise FedncaError(f"setting '{path}' should be {wanted} values separated by commas, not {text!r}") from None
         raise FedncaError(describe(error, path)) from None
 
 
 def split_list(text: str) -> list[Any]:
-    """Split a list at its commas, or read it as JSON, whose quotes a shell leaves alone within others.
+    """Read a list, written as JSON or with commas between its values.
 
     >>> split_list("cat, dog"), split_list('["cat", "dog, sitting"]')
     (['cat', 'dog'], ['cat', 'dog, sitting'])
@@ -262,12 +262,12 @@ def split_list(text: str) -> list[Any]:
     except ValueError:
         found = None
         if text.lstrip().startswith("["):
-            raise FedncaError(f'list {text} is not JSON; put single quotes around it: \'["cat", "dog"]\'') from None
+            raise FedncaError(f'list {text} is not valid JSON; put it in single quotes: \'["cat", "dog"]\'') from None
     return found if isinstance(found, list) else [part.strip() for part in text.split(",")]
 
 
 def describe(error: ValidationError, path: str = "", value: object = None) -> str:
-    """Put the first problem of a validation error into one sentence."""
+    """Describe the first problem of a validation error in one sentence."""
     problem = error.errors()[0]
     where = path or ".".join(str(part) for part in problem["loc"])
     got = problem["input"] if value is None else value
@@ -280,13 +280,13 @@ def describe(error: ValidationError, path: str = "", value: object = None) -> st
 
 
 def validate(model: type[AnyOptions], values: Mapping[str, Any], where: str = "") -> AnyOptions:
-    """Check values against an Options class, strictly typed as TOML is; mistakes become one sentence."""
+    """Check values against an Options class, as strictly typed as TOML; report a mistake in one sentence."""
     try:
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         if problem["type"] == "json_invalid":
-            raise FedncaError(f"{where or 'a setting'} has text that is not UTF-8; rename what it names") from None
+            raise FedncaError(f"{where or 'a setting'} has text that is not UTF-8; rename the file or folder") from None
         path = ".".join([where, *map(str, problem["loc"])]).strip(".")
         if problem["type"] == "extra_forbidden":
             known: type[Options] = model
@@ -309,7 +309,7 @@ def preset_names() -> list[str]:
 
 
 def source_name(source: str | Path) -> str:
-    """Return how a preset, or the settings of a TOML file, are called.
+    """Return the name of a preset or of a TOML file with settings.
 
     >>> source_name("dermamnist-0.1"), source_name("my/settings-0.1.toml")
     ('dermamnist-0.1', 'settings-0.1')
@@ -318,7 +318,7 @@ def source_name(source: str | Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; what is wrong with it becomes one sentence."""
+    """Read a TOML file; report a mistake in one sentence."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -328,7 +328,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load_config(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Load a preset by name, or a TOML file by path, and lay dotted overrides over it.
+    """Load a preset by name or a TOML file by path, then apply the overrides, named by dotted paths.
 
     >>> load_config("demo", {"train.rounds": 5}).train.rounds
     5

@@ -12,25 +12,25 @@ from fednca.errors import FedncaError, RunFailedError
 
 
 def cache_folder() -> Path:
-    """Return where what can be made again is kept for the user."""
+    """Return the user's cache folder, for files that can be made again."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "fednca"
 
 
 def named_in_utf8(path: str | Path) -> Path:
-    """Return the path of a folder, and refuse one whose bytes are no UTF-8: no checkpoint in it could be opened."""
+    """Return the path of a folder; refuse a name that is not UTF-8, since no checkpoint in it could be opened."""
     if not is_utf8(str(path)):
         raise FedncaError(f"'{path}' is not named in UTF-8; rename the folder, or choose another")
     return Path(path)
 
 
 def is_utf8(text: str) -> bool:
-    """Tell whether a text has no bytes of a file's name that are no UTF-8."""
+    """Return whether a text is valid UTF-8, which a file name need not be."""
     return text == text.encode(errors="replace").decode()
 
 
 def resuming(folder: Path) -> str:
-    """Return the command that goes on with a run, as a shell reads it.
+    """Return the command that resumes a run, quoted for a shell.
 
     >>> resuming(Path("runs/my run"))
     "`fednca resume 'runs/my run'`"
@@ -40,18 +40,18 @@ def resuming(folder: Path) -> str:
 
 @contextmanager
 def explain_write(path: Path) -> Iterator[None]:
-    """Turn a failed write (full or read-only disk, missing right) into one sentence."""
+    """Report a failed write (full or read-only disk, missing permission) in one sentence."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunFailedError(f"cannot write '{path}': {reason}; make that possible, or choose another place") from error
+        raise RunFailedError(f"cannot write '{path}': {reason}; fix that or choose another place") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it; a link stays one to what is written.
+    """Write a file under a temporary name, flush it to disk, and rename it.
 
-    What is no file (a pipe, a device) is written to as it is.
+    A symbolic link stays a link, and its target is replaced. A pipe or device is written to directly.
     """
     target = path.resolve() if path.is_symlink() else path
     temporary = target.with_name(target.name + ".partial")
@@ -79,13 +79,13 @@ def append_line(path: Path, line: str) -> None:
 
 
 class Writer:
-    """Writes in another thread; where it has no time for everything, the newest.
+    """Writes in another thread; if work comes faster than it is done, only the newest piece waits its turn.
 
-    Leaving waits until all is written; a failure is raised by a later call, or when leaving.
+    Leaving the block waits until all is written. A failure is raised by the next call, or on leaving.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing to do."""
+        """Start with nothing to write."""
         self.waiting: Callable[[], None] | None = None
         self.changed = threading.Condition()
         self.leaving = False
@@ -98,14 +98,14 @@ class Writer:
         return self
 
     def write(self, work: Callable[[], None]) -> None:
-        """Let `work` be done; what was to be done before and has not been begun, no longer is."""
+        """Do `work` in the thread; it takes the place of work that still waits."""
         with self.changed:
             self._check()
             self.waiting = work
             self.changed.notify()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Wait for what is left."""
+        """Wait for the last write."""
         with self.changed:
             self.leaving = True
             self.changed.notify()

@@ -1,4 +1,4 @@
-"""Command-line flags made from the config tree, so that no second list of options exists."""
+"""Command-line flags, made from the config tree so that each option is declared only once."""
 
 import argparse
 import math
@@ -13,11 +13,11 @@ from fednca.errors import FedncaError, unknown_name
 if TYPE_CHECKING:
     from fednca.options import Options
 
-NAMES = {"data.name": "dataset", "method.name": "method"}  # flags whose short name is not their field's
+NAMES = {"data.name": "dataset", "method.name": "method"}  # flags whose short name differs from their field's
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its complaint as one sentence."""
+    """An argument parser that raises an error of one sentence."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and exiting."""
@@ -25,22 +25,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_preset(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names the settings to begin with."""
+    """Add the argument for a preset or TOML file to start from."""
     parser.add_argument("preset", metavar="PRESET", help=f"a preset ({', '.join(preset_names())}) or a TOML file")
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every field, and say how the options of method, learner and dataset are set."""
+    """Add a flag for every field, and explain how to set the options of method, learner and dataset."""
     parser.usage = f"{parser.prog} {'' if parser.get_default('preset') else 'PRESET '}[--FLAG VALUE ...]"
     parser.epilog = (
-        "The method's, the learner's, the closing's and the dataset's own options are set as --method.NAME, "
-        "--learner.NAME, --closing.NAME and --data.NAME; `fednca methods NAME` and `fednca datasets NAME` list them."
+        "Set the options of the method, the learner, the closing and the dataset with --method.NAME, --learner.NAME, "
+        "--closing.NAME and --data.NAME; `fednca methods NAME` and `fednca datasets NAME` list them."
     )
     add_fields(parser, sorted(leaves(), key=lambda leaf: "." in leaf[0]))
 
 
 def add_fields(parser: argparse.ArgumentParser, fields: Iterable[tuple[str, FieldInfo]]) -> None:
-    """Add a flag for each field: `--train.rounds`, and `--rounds` where no earlier field has that name."""
+    """Add a flag for each field: `--train.rounds`, and also `--rounds` if no earlier field took that name."""
     groups: dict[str, Any] = {}
     taken = {"name"}
     for path, field in fields:
@@ -61,26 +61,26 @@ def add_fields(parser: argparse.ArgumentParser, fields: Iterable[tuple[str, Fiel
 
 
 def not_empty(text: str) -> str:
-    """Refuse the empty text."""
+    """Refuse an empty text."""
     if not text:
-        raise argparse.ArgumentTypeError("give one that is not empty")
+        raise argparse.ArgumentTypeError("give a value that is not empty")
     return text
 
 
 def whole(low: int, high: float = math.inf) -> Callable[[str], int]:
-    """Return what reads a whole number within bounds."""
+    """Return a reader of whole numbers within these bounds."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
-            upper = "on" if high == math.inf else f"to {high}"
-            raise argparse.ArgumentTypeError(f"give a whole number from {low} {upper}, not '{text}'")
+            upper = "or more" if high == math.inf else f"to {high}"
+            raise argparse.ArgumentTypeError(f"give a whole number ({low} {upper}), not '{text}'")
         return int(text)
 
     return read
 
 
 def section_class(section: str) -> "type[Options]":
-    """Return the class of a section of the config by its dotted path."""
+    """Return the class of a config section, named by its dotted path."""
     found: type[Options] = Config
     for name in filter(None, section.split(".")):
         found = found.model_fields[name].annotation  # type: ignore[assignment]
@@ -88,25 +88,25 @@ def section_class(section: str) -> "type[Options]":
 
 
 def placeholder(field: FieldInfo) -> str:
-    """Return what stands for a flag's value in its help: the choices, or the type."""
+    """Return what the help shows for a flag's value: its choices, or its type."""
     kinds = {int: "N", float: "X", str: "TEXT", bool: "true|false"}
     return "|".join(choices(field)) or kinds.get(value_type(field), "X,Y")
 
 
 def describe_option(field: FieldInfo) -> str:
-    """Return what an option does, with its choices where it has some."""
+    """Return an option's description, with its choices if it has any."""
     words = " or ".join(f"`{word}`" for word in choices(field))
     text = field.description or ""
     return f"{text.removesuffix('.')} ({words})." if words else text
 
 
 def choices(field: FieldInfo) -> list[str]:
-    """Return the words that a field may be, where it may be some only."""
+    """Return the words a field may be set to; none if it takes other values."""
     return [word for word in get_args(value_type(field)) if isinstance(word, str)]
 
 
 def value_type(field: FieldInfo) -> Any:  # noqa: ANN401
-    """Return the type of a field that is set, whether it may be left out or not."""
+    """Return a field's type without None."""
     kind: Any = field.annotation
     if type(None) in get_args(kind):
         (kind,) = set(get_args(kind)) - {type(None)}
@@ -114,13 +114,13 @@ def value_type(field: FieldInfo) -> Any:  # noqa: ANN401
 
 
 def with_dashes(word: str) -> str:
-    """Accept `--batch_size` for `--batch-size`; values stay as they are."""
+    """Accept `--batch_size` for `--batch-size`; leave values as they are."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def collect_overrides(preset: str, arguments: argparse.Namespace, rest: list[str], known: list[str]) -> dict[str, Any]:
-    """Return what the flags set, by dotted path; `rest` holds the options of method and dataset, typed by these."""
+    """Return what the flags set, by dotted path; `rest` holds flags for the options of method and dataset."""
     fields = dict(leaves())
     found = {path: parse_value(path, fields[path], text) for path, text in vars(arguments).items() if path in fields}
     config = load_config(preset, found)

@@ -1,4 +1,4 @@
-"""Telling others of a run while it goes on: TensorBoard, Weights & Biases, MLflow, each as one callback."""
+"""Callbacks that log a run to TensorBoard, Weights & Biases or MLflow while it trains."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class TensorBoardLogger(Callback):
     """Writes event files to `tensorboard/` in the run's folder."""
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
-        """Open a new event file; what an interrupted run wrote of later rounds no longer counts."""
+        """Open a new event file, and discard what an interrupted run logged for later rounds."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         self.writer = SummaryWriter(run.folder / "tensorboard", purge_step=rounds_done + 1)
@@ -46,14 +46,14 @@ class TensorBoardLogger(Callback):
 
 
 class WandbLogger(Callback):
-    """Sends to Weights & Biases, as its own environment variables (WANDB_MODE, WANDB_PROJECT, …) say."""
+    """Logs to Weights & Biases, which reads its own environment variables (WANDB_MODE, WANDB_PROJECT, …)."""
 
     def __init__(self) -> None:
-        """Refuse to begin without the package."""
+        """Raise an error if the package is missing."""
         self.wandb = needed("wandb", "wandb")
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
-        """Begin a run, or go on with the one that this folder's run began."""
+        """Begin a run there, or continue the one that belongs to this folder."""
         with explained("wandb", self.wandb.Error):
             self.session = self.wandb.init(
                 project=PROJECT,
@@ -76,14 +76,14 @@ class WandbLogger(Callback):
 
 
 class MLflowLogger(Callback):
-    """Sends to MLflow, as its own environment variables (MLFLOW_TRACKING_URI, …) say."""
+    """Logs to MLflow, which reads its own environment variables (MLFLOW_TRACKING_URI, …)."""
 
     def __init__(self) -> None:
-        """Refuse to begin without the package."""
+        """Raise an error if the package is missing."""
         self.mlflow = needed("mlflow", "mlflow")
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
-        """Begin a run with the config as its parameters, or go on with the one that this folder's run began."""
+        """Begin a run there, with the config as its parameters, or continue the one that belongs to this folder."""
         before = kept_id(run, "mlflow") if rounds_done else None
         with explained("mlflow", self.mlflow.MlflowException):
             self.mlflow.set_experiment(PROJECT)
@@ -105,7 +105,7 @@ LOGGERS: dict[str, type[Callback]] = {"tensorboard": TensorBoardLogger, "wandb":
 
 
 def create_logger(name: str) -> Callback:
-    """Return a new logger by its name."""
+    """Return a new logger by name."""
     if name not in LOGGERS:
         raise unknown_name("logger", name, LOGGERS)
     return LOGGERS[name]()
@@ -113,21 +113,21 @@ def create_logger(name: str) -> Callback:
 
 @contextmanager
 def explained(service: str, failure: type[Exception]) -> Iterator[None]:
-    """Turn a service's refusal to begin into one sentence."""
+    """Report in one sentence that a service cannot start."""
     try:
         yield
     except failure as error:
-        raise FedncaError(f"{service} cannot begin: {' '.join(str(error).split())}") from None
+        raise FedncaError(f"{service} cannot start: {' '.join(str(error).split())}") from None
 
 
 def kept_id(run: "Run", service: str) -> str | None:
-    """Return by which name a service knows this folder's run, if it ever heard of it."""
+    """Return the id that a service gave this folder's run, if it gave one."""
     path = run.folder / f"{service}-id.txt"
     return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
 def keep_id(run: "Run", service: str, name: str) -> None:
-    """Write down by which name a service knows this folder's run."""
+    """Save the id that a service gave this folder's run."""
     write_atomic(run.folder / f"{service}-id.txt", name.encode())
 
 

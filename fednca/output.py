@@ -1,4 +1,4 @@
-"""Standard output, whose failures say what they are."""
+"""Standard output, with failed writes reported in one sentence."""
 
 import os
 import sys
@@ -10,24 +10,24 @@ from fednca.errors import FedncaError
 
 
 class OutputError(FedncaError):
-    """Standard output takes nothing more; `unread` where that is no mistake, as in `fednca methods | head`."""
+    """A failed write to standard output; `unread` if its reader is gone, as in `fednca methods | head`."""
 
     def __init__(self, error: OSError) -> None:
         """Say why a write failed."""
         self.unread = isinstance(error, BrokenPipeError)
         reason = f"cannot write to standard output: {error.strerror}"
-        super().__init__("standard output is read no longer" if self.unread else reason)
+        super().__init__("nobody reads standard output any more" if self.unread else reason)
 
 
 class Output:
-    """A stream that says why it cannot be written, once: all that comes after is dropped."""
+    """A stream that reports its first failed write in one sentence and drops all later ones."""
 
     def __init__(self, stream: IO[str]) -> None:
-        """Write to a stream."""
+        """Wrap a stream."""
         self.stream = stream
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Be the stream in all other respects."""
+        """Leave everything else to the stream."""
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
@@ -36,7 +36,7 @@ class Output:
             return self.stream.write(text)
 
     def flush(self) -> None:
-        """Hand on what was written."""
+        """Flush the stream."""
         with self._explained():
             self.stream.flush()
 
@@ -45,13 +45,13 @@ class Output:
         try:
             yield
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # or Python would complain when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # else Python would complain on exit
             raise OutputError(error) from None
 
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Let a failed write of anything that is printed raise an OutputError, at the end at the latest."""
+    """Raise an OutputError if anything printed in the block cannot be written, at its end at the latest."""
     output = Output(sys.stdout)
     with redirect_stdout(cast(IO[str], output)):
         try:

@@ -1,4 +1,4 @@
-"""Packages that only some need: the extras of this one."""
+"""Optional packages, which come with fednca's extras."""
 
 import importlib
 from types import ModuleType
@@ -7,7 +7,7 @@ from fednca.errors import FedncaError
 
 
 def needed(module: str, extra: str, by: str = "this", instead: str = "") -> ModuleType:
-    """Import a module that one of this package's extras brings, or say who needs it and what to do instead."""
+    """Import a module that comes with an extra, or say who needs it, how to install it and what to do instead."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

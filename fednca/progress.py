@@ -1,4 +1,4 @@
-"""Watching a run: a live view on a terminal, one plain line per round elsewhere."""
+"""Progress of a run: a live view on a terminal, one plain line per round elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ SHOWN = {"macro_auc": "macro-AUC", "macro_f1": "macro-F1", "micro_auc": "micro-A
 
 @contextmanager
 def watching(console: Console) -> Iterator[Callback]:
-    """Give the view that fits the console; what it draws ends with the block, so that the cursor comes back."""
+    """Yield the view that fits the console, and stop its drawing after the block, which gives the cursor back."""
     if not console.is_terminal:
         yield PlainProgress(console)
         return
@@ -44,7 +44,7 @@ def watching(console: Console) -> Iterator[Callback]:
 
 
 def terms(losses: dict[str, float]) -> str:
-    """Write loss terms in a row.
+    """Write loss terms on one line.
 
     >>> terms({"bce": 0.25, "neg": 0.0125})
     'bce 0.250 neg 0.013'
@@ -53,7 +53,7 @@ def terms(losses: dict[str, float]) -> str:
 
 
 def scores(metrics: dict[str, Any]) -> str:
-    """Write the four metrics of the paper in a row; one without a value shows as a dash."""
+    """Write the paper's four metrics on one line; one that is not defined is a dash."""
     values = ((label, metrics[key]) for key, label in SHOWN.items())
     return " ".join(f"{label} {'–' if value is None else f'{value:.3f}'}" for label, value in values)
 
@@ -66,17 +66,17 @@ class PlainProgress(Callback):
         self.console = console
 
     def on_prepare(self, what: str, done: int, total: int) -> None:
-        """Print when the decoding of a split begins and when it is done."""
+        """Print when the decoding of a split begins and when it ends."""
         if done in {0, total}:
             self.console.print(f"preparing {what}: {done} of {total}", highlight=False, markup=False)
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
-        """Note how many rounds there are, and when they began."""
+        """Remember the number of rounds and the time."""
         self.rounds, self.done, self.began = run.config.train.rounds, rounds_done, time.monotonic()
         self.name = run.title
 
     def on_note(self, text: str) -> None:
-        """Print what is to be known of the run."""
+        """Print a note on the run."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def on_round(self, record: "Round", best: "Best | None") -> None:
@@ -91,7 +91,7 @@ class PlainProgress(Callback):
 
 
 class LiveProgress(Callback):
-    """A bar over all local updates with what is happening now and what was reached so far."""
+    """A bar over all local updates, with the current losses and the latest metrics below it."""
 
     def __init__(self, console: Console) -> None:
         """Draw on the console."""
@@ -114,7 +114,7 @@ class LiveProgress(Callback):
         self.live = Live(Group(self.bar, self.now, self.reached), console=console, refresh_per_second=8)
 
     def on_prepare(self, what: str, done: int, total: int) -> None:
-        """Show how far the decoding is."""
+        """Show the progress of the decoding."""
         if what not in self.preparing:
             self.preparing[what] = self.decoding.add_task(f"preparing {what}", total=total)
             self.decoding.start()
@@ -123,7 +123,7 @@ class LiveProgress(Callback):
             self.decoding.stop()
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
-        """Begin to draw."""
+        """Start drawing."""
         config = run.config
         self.clients = (
             1 if run.method.rule.centralized else max(1, round(config.train.participation * config.partition.clients))
@@ -133,7 +133,7 @@ class LiveProgress(Callback):
         self.live.start()
 
     def on_note(self, text: str) -> None:
-        """Print what is to be known of the run above the bar."""
+        """Print a note on the run above the bar."""
         self.console.print(text, highlight=False, markup=False)
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
@@ -151,5 +151,5 @@ class LiveProgress(Callback):
             )
 
     def on_end(self, run: "Run") -> None:
-        """Leave the last picture standing."""
+        """Stop drawing; the last view stays."""
         self.live.stop()

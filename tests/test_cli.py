@@ -51,13 +51,13 @@ def told(capsys):
         ("run demo --gamma 1.5", "'partition.gamma' should be less than or equal to 1, not 1.5"),
         ("run demo --rounds many", "setting 'train.rounds' should be a valid integer, not 'many'"),
         ("run demo --norm layer", "'model.norm' should be 'batch', 'group' or 'frozen', not 'layer'"),
-        ("run demo --betas 0.9", "setting 'train.betas' should be 2 values with commas between, not '0.9'"),
-        ("run demo --betas 0.9,0.99,0.9", "should be 2 values with commas between, not '0.9,0.99,0.9'"),
+        ("run demo --betas 0.9", "setting 'train.betas' should be 2 values separated by commas, not '0.9'"),
+        ("run demo --betas 0.9,0.99,0.9", "should be 2 values separated by commas, not '0.9,0.99,0.9'"),
         ("run demo --device tpu", "device 'tpu' is not known (known: auto, cpu, cuda, cuda:N)"),
         ("run demo --device cuda:99", "device 'cuda:99' is not there"),
         ("run demo --roundz 3", "flag '--roundz' is not known; did you mean '--rounds'?"),
         ("run demo --rounds", "expected one argument"),
-        ("run demo extra", "'extra' is not expected here"),
+        ("run demo extra", "unexpected argument 'extra'; settings are given as --FLAG VALUE"),
         ("run demo --method.lambda 1", "option of fednca-ml 'lambda' is not known; did you mean 'lambda2'?"),
         ("run demo --method.lambda1 much", "setting 'lambda1' should be a valid number, not 'much'"),
         ("run demo --method.lambda1 -1", "'method.options.lambda1' should be greater than or equal to 0"),
@@ -76,7 +76,7 @@ def told(capsys):
         ("run demo --backbone resnet18 --image-size 32 --batch-size 1", "cannot train on batches of 1 at 32 px"),
         ("run demo --backbone convnext_atto --image-size 8", "backbone 'convnext_atto' cannot"),
         ("run demo --method fedavg-asl --learner fednca-ml", "differs from fedavg only in what a client learns"),
-        ("run demo --out=", "argument --out: give one that is not empty"),
+        ("run demo --out=", "argument --out: give a value that is not empty"),
         (f"run demo --out {'x' * 300}", "File name too long"),
         ("--nope", "flag '--nope' is not known"),
         ("--nope run demo", "flag '--nope' is not known"),
@@ -109,13 +109,13 @@ def told(capsys):
             "'method.tau' is not the same for all runs of a bench; use --methods NAME:tau=0.5",
         ),
         ("bench demo --learner fedavg --learner.head mlp", "'method.learner' is not the same for all runs of a bench"),
-        ("bench demo --at-once 0", "argument --at-once: give a whole number from 1 on, not '0'"),
+        ("bench demo --at-once 0", "argument --at-once: give a whole number (1 or more), not '0'"),
         ("bench demo --device cuda:99", "device 'cuda:99' is not there"),
         ("bench demo --rounds 0", "'train.rounds' should be greater than or equal to 1"),
         ("bench demo --dataset digit --methods fedavg", "dataset 'digit' is not known; did you mean 'digits'?"),
         ("bench cifar10-0.5 --methods fedavg", "cifar10 lacks 'data/cifar10/cifar-10-batches-bin/data_batch_1.bin'"),
         (f"bench demo --methods fedavg --out {'x' * 300}", "File name too long"),
-        ("methods --classes 1", "argument --classes: give a whole number from 2 to 512, not '1'"),
+        ("methods --classes 1", "argument --classes: give a whole number (2 to 512), not '1'"),
         ("table no/such/folder", "'no/such/folder' is not the folder of a bench: it has no bench.json"),
         ("methods fedavgg", "method 'fedavgg' is not known; did you mean 'fedavg'?"),
         ("datasets digitz", "dataset 'digitz' is not known; did you mean 'digits'?"),
@@ -240,7 +240,7 @@ def test_what_is_not_named_in_utf8_is_refused_in_one_sentence(config, told, tmp_
     for words in (["report", odd], ["resume", odd], ["run", config, "--out", odd], ["bench", config, "--out", odd]):
         assert "run-?' is not named in UTF-8; rename the folder, or choose another" in told(*words)
     for flag in ("--root", "--pretrained"):
-        assert "run-?', which is not UTF-8; rename what it names" in told("run", config, flag, odd)
+        assert "run-?', which is not UTF-8; rename the file or folder" in told("run", config, flag, odd)
     with pytest.raises(FedncaError, match="a setting has text that is not UTF-8"):
         tiny(data__root=odd)
 

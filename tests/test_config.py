@@ -69,7 +69,7 @@ def test_spaces_after_commas_do_not_count():
     assert parse_value("classes", folder.Options.model_fields["classes"], "cat, dog") == ["cat", "dog"]
     listed = '["cat", "dog, sitting"]'
     assert parse_value("classes", folder.Options.model_fields["classes"], listed) == ["cat", "dog, sitting"]
-    with pytest.raises(FedncaError, match=r"list \[cat, dog\] is not JSON; put single quotes around it"):
+    with pytest.raises(FedncaError, match=r"list \[cat, dog\] is not valid JSON; put it in single quotes"):
         parse_value("classes", folder.Options.model_fields["classes"], "[cat, dog]")
 
 

@@ -112,7 +112,7 @@ def test_what_stops_a_service_is_one_sentence(name, tmp_path, monkeypatch):
     with pytest.raises(FedncaError, match=rf"needs the package '{name}': pip install 'fednca\[{name}\]'"):
         create_logger(name)
     monkeypatch.setitem(sys.modules, name, Service(refuses=True))
-    with pytest.raises(FedncaError, match=f"{name} cannot begin: no server"):
+    with pytest.raises(FedncaError, match=f"{name} cannot start: no server"):
         train(tiny(), tmp_path / "run", [ended := Ended(), create_logger(name)])
     assert ended.heard
     assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ def shell(line):
 @pytest.mark.parametrize(
     ("pipe", "sentence"),
     [
-        ("| head -n 1", "standard output is read no longer"),
+        ("| head -n 1", "nobody reads standard output any more"),
         ("> /dev/full", "cannot write to standard output: No space left on device"),
     ],
 )
@@ -52,7 +52,7 @@ def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_
 )
 @pytest.mark.parametrize("words", ["--version", "--help", "methods", "methods fednca-ml"])
 def test_a_command_ends_well_without_standard_output(words, pipe, code, sentence):
-    # select waits until the pipe is read no longer
+    # select waits until nobody reads the pipe any more
     wait = "pipe = select.poll(); pipe.register(1, 0); 'true' in sys.argv.pop() and pipe.poll()"
     run = f"import select, sys; {wait}; from fednca.cli import main; sys.exit(main())"
     command = shlex.join([sys.executable, "-c", run, *words.split(), pipe])

@@ -105,5 +105,5 @@ except FedncaError as error:
     output, errors = start(SCRIPT + script, files, cache).communicate(timeout=300)
     assert errors == ""
     assert output.startswith(f"cannot write '{cache}")
-    assert output.endswith("': File too large; make that possible, or choose another place\n")
+    assert output.endswith("': File too large; fix that or choose another place\n")
     assert list(cache.iterdir()) == []

@@ -36,7 +36,7 @@ def test_report_and_figures_go_beside_the_runs_or_where_they_are_told(runs_folde
         ("report", "the following arguments are required: RUN"),
         ("report no/such/run", "'no/such/run' is not a run folder"),
         ("figures no/such/run", "'no/such/run' is not a run folder"),
-        ("figures . --images 0", "argument --images: give a whole number from 1 on, not '0'"),
+        ("figures . --images 0", "argument --images: give a whole number (1 or more), not '0'"),
         ("run demo --log tensorbord", "argument --log: invalid choice: 'tensorbord'"),
     ],
 )
