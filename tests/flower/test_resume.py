@@ -148,7 +148,7 @@ def test_a_federation_that_could_not_be_judged_does_not_begin(tmp_path):
     table.write_text("\n".join(",".join([row[0], "patient" if row[1] == "split" else "p", *row[2:]]) for row in rows))
     grid = InProcessGrid({"site": str(table.parent / "site.toml")})
     settings = settings_for(tiny(method__name="fedavg"), tmp_path, sites=["north"], min_sites=1)
-    with pytest.raises(FedncaError, match="no site has validation images; give rows of some site's table a split"):
+    with pytest.raises(FedncaError, match="no site has validation images; mark some rows of a site's table with split"):
         serve(grid, settings)
 
 

@@ -119,7 +119,7 @@ def test_a_class_added_before_a_sites_first_work_is_refused_until_it_is_taken_ou
     refused = {"north": "it could not do its part (FedncaError); its own log says why"}
     assert [record["left_out"] for record in run.history] == [refused, {}]
     assert "site 'north' has class 'mass', which the federation does not" in caplog.text
-    assert "take it out at the site" in caplog.text
+    assert "remove it at the site" in caplog.text
 
 
 def test_a_site_whose_table_changes_is_left_out_until_it_is_put_back(tmp_path, monkeypatch, caplog):
