@@ -26,12 +26,12 @@ from rich.table import Table
 
 from fednca.config import Config, leaves, load_config, parse_value
 from fednca.data.processes import cores
+from fednca.devices import pick_device
 from fednca.engine.select import select_engine
 from fednca.errors import FedncaError, unknown_name
 from fednca.flags import whole
 from fednca.methods.contract import Tensors
 from fednca.metrics import multilabel_metrics
-from fednca.devices import pick_device
 
 Key = tuple[str, int]  # row and threads
 MEBI = 2**20

@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fednca.config import Config, load_config
+from fednca.devices import pick_device
 from fednca.engine.batches import Shard
+from fednca.engine.contract import Engine
 from fednca.engine.eager import EagerEngine
 from fednca.engine.graphs import GraphEngine
-from fednca.engine.contract import Engine
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_store
 from fednca.flags import whole
 from fednca.methods import create_method
 from fednca.methods.contract import Server
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_store
-from fednca.devices import pick_device
 
 CLASSES = tuple("abcdefg")
 

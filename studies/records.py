@@ -12,12 +12,12 @@ from plan import Entry, chosen_draw
 from fednca.collapse import Pairs, class_means, positive_pairs
 from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
 from fednca.data.partition import summary
+from fednca.devices import pick_device
+from fednca.engine.workplace import build_store
 from fednca.files import explain_write, write_atomic
 from fednca.report.comparison import COLUMNS, value_of
-from fednca.runs.folder import read_json
 from fednca.runs import Run
-from fednca.engine.workplace import build_store
-from fednca.devices import pick_device
+from fednca.runs.folder import read_json
 
 RECORDS = Path(__file__).parent / "records"
 DIGITS = 5

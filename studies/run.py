@@ -24,12 +24,12 @@ from rich.console import Console
 
 from fednca.bench import Cell
 from fednca.crew import Crew, Outcome
+from fednca.devices import pick_device
 from fednca.errors import FedncaError
 from fednca.flags import whole
 from fednca.report.bench_view import PlainView, Record
 from fednca.rows import parse_row
 from fednca.runs import Run
-from fednca.devices import pick_device
 
 RUNS = Path("runs/study")
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fednca.bench import Bench, plan_bench
-from fednca.runs.callbacks import Callback
 from fednca.config import Config, load_config
 from fednca.methods.contract import Learner
+from fednca.runs.callbacks import Callback
 
 TINY = {
     "data.options": {

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from fednca.data.load import federate
 from fednca.engine.contract import Trained
 from fednca.engine.local import Workplace
-from fednca.runs.rounds import choose_clients, shares
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Server, Tensors
-from fednca.engine.workplace import build_workplace
-from fednca.engine.model import build_model
-from fednca.data.load import federate
+from fednca.runs.rounds import choose_clients, shares
 
 CLOCKS = {"seconds", "train_seconds", "samples_per_second"}
 NO_GRADIENT = "in_proj_bias"  # the attention's key bias is in it, whose true gradient is zero

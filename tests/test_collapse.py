@@ -8,12 +8,12 @@ from helpers import tiny
 from torch import nn
 
 from fednca.collapse import class_means, classifier_weights, measure_collapse, positive_pairs
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_workplace
 from fednca.errors import FedncaError
 from fednca.methods import create_method, method_names
 from fednca.models import ETFHead, simplex_etf
 from fednca.runs import train
-from fednca.engine.workplace import build_workplace
-from fednca.engine.model import build_model
 
 
 class Fixed(nn.Module):

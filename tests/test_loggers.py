@@ -6,10 +6,10 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fednca.runs.callbacks import Callback
 from fednca.errors import FedncaError
 from fednca.loggers import create_logger
 from fednca.runs import resume, train
+from fednca.runs.callbacks import Callback
 
 SCALARS = {"macro_auc", "micro_auc", "macro_f1", "micro_f1", "mean_ap"}
 

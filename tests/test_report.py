@@ -5,12 +5,12 @@ import pytest
 import torch
 from helpers import tiny
 
+from fednca.data.load import federate
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_workplace
 from fednca.methods import create_method, find_method, method_names
 from fednca.methods.contract import Server
 from fednca.report.methods import page, upload
-from fednca.engine.workplace import build_workplace
-from fednca.engine.model import build_model
-from fednca.data.load import federate
 
 
 def test_the_page_of_methods_is_up_to_date():

@@ -16,21 +16,21 @@ from PIL import Image
 from sklearn.metrics import f1_score
 
 import fednca
-import fednca.runs.checkpoint
 import fednca.files
-import fednca.runs.folder
 import fednca.runs
-from fednca.runs.callbacks import Callback
+import fednca.runs.checkpoint
+import fednca.runs.folder
 from fednca.config import load_config
 from fednca.engine.calibrate import pick_thresholds, score_histograms
-from fednca.runs.checkpoint import State
 from fednca.engine.evaluate import predict
+from fednca.engine.workplace import build_workplace
 from fednca.errors import FedncaError, RunFailedError
 from fednca.methods.contract import Server
 from fednca.metrics import multilabel_metrics
 from fednca.runs import Run, resume, to_device, train
+from fednca.runs.callbacks import Callback
+from fednca.runs.checkpoint import State
 from fednca.runs.history import select_rounds
-from fednca.engine.workplace import build_workplace
 
 CONFIG = tiny(train__rounds=4)
 

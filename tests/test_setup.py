@@ -6,9 +6,9 @@ import torch
 from helpers import tiny
 
 from fednca.engine.batches import HALF, IMAGENET
-from fednca.methods import create_method
 from fednca.engine.model import build_model
 from fednca.engine.workplace import build_store
+from fednca.methods import create_method
 
 
 def test_the_seed_decides_the_first_weights():

@@ -3,12 +3,12 @@
 import time
 
 import torch
+from fednca.engine.loop import check_finite
 
 from fednca.engine.select import select_engine
-from fednca.engine.loop import check_finite
 from fednca.finite import check_finite
-from fednca.runs.rounds import shares
 from fednca.methods.contract import Server
+from fednca.runs.rounds import shares
 from peers.work import Outcome, Work
 
 

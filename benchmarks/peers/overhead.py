@@ -24,10 +24,10 @@ from fednca.config import Config, load_config
 from fednca.data.processes import cores
 from fednca.data.sources import get_source
 from fednca.engine.eager import EagerEngine
+from fednca.engine.model import build_model
 from fednca.flower import client, server
 from fednca.flower.config import ServerConfig
 from fednca.methods import create_method
-from fednca.engine.model import build_model
 
 MARKS = "FEDNCA_BENCH_MARKS"  # folder for one file of marks from each process
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from fednca.config import Config, load_config
 from fednca.engine.batches import ImageStore, Shard
+from fednca.engine.model import build_model
 from fednca.methods import create_method
 from fednca.methods.contract import Method
-from fednca.engine.model import build_model
 from peers.work import Work, own_store
 
 

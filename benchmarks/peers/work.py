@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from fednca.config import AugmentConfig, Config
+from fednca.data.load import federate
+from fednca.devices import pick_device
 from fednca.engine.batches import ImageStore, Shard, batch_bounds
 from fednca.engine.evaluate import autocast
 from fednca.engine.flat import make_optimizer
-from fednca.runs.rounds import choose_clients
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_store, build_workplace
 from fednca.errors import FedncaError
 from fednca.methods import create_method
 from fednca.methods.contract import Method, Tensors
 from fednca.randomness import numpy_rng, torch_rng
-from fednca.engine.workplace import build_workplace, build_store
-from fednca.engine.model import build_model
-from fednca.data.load import federate
-from fednca.devices import pick_device
+from fednca.runs.rounds import choose_clients
 
 SYNTHETIC_IMAGES = 64  # of each client
 SYNTHETIC_CLASSES = tuple("abcdefghij")

@@ -18,8 +18,8 @@ Add = Callable[[str, Callable[..., None], str], ArgumentParser]
 
 
 def add_commands(add: Add) -> None:
-    """Add the command with its actions; `add` makes a command of a name, a function and a sentence."""
-    flower = add("flower", run_init, "Prepare a real federation over Flower: certificates, keys, configs, commands.")
+    """Add `flower` and its actions; `add` makes a command from a name, a function and a help text."""
+    flower = add("flower", run_init, "Set up a real federation over Flower: certificates, keys, settings, commands.")
     actions = flower.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def act(name: str, command: Callable[..., None], text: str) -> ArgumentParser:
@@ -27,28 +27,28 @@ def add_commands(add: Add) -> None:
         sub.set_defaults(command=command)
         return sub
 
-    add_init_flags(act("init", run_init, "Write all that a trial federation needs into a new folder."))
-    check = act("check", run_check, "Say what is wrong with certificates, keys, configs and tables, or `ready`.")
-    check.add_argument("folder", metavar="DIR", help="folder of the federation, or the server's or a site's part of it")
-    leaves = act("what-leaves", run_what_leaves, "Print what leaves a site, with sizes.")
+    add_init_flags(act("init", run_init, "Write everything that a trial federation needs into a new folder."))
+    check = act("check", run_check, "Check certificates, keys, settings and images; print `ready`, or what is wrong.")
+    check.add_argument("folder", metavar="DIR", help="the federation's folder, or only its server's or a site's")
+    leaves = act("what-leaves", run_what_leaves, "Print what leaves a site, and how many bytes it is.")
     leaves.add_argument("--preset", metavar="PRESET", default="demo", help="preset or TOML file (default: demo)")
-    leaves.add_argument("--classes", metavar="N", type=int, help="number of classes (default: the preset's dataset's)")
+    leaves.add_argument("--classes", metavar="N", type=int, help="number of classes (default: as in the dataset)")
     add_config_flags(leaves)
 
 
 def add_init_flags(init: ArgumentParser) -> None:
-    """Add what `init` is told."""
-    init.add_argument("folder", metavar="DIR", help="folder to write; must not hold anything yet")
+    """Add the flags of `init`."""
+    init.add_argument("folder", metavar="DIR", help="folder to write, new or empty")
     init.add_argument("--sites", metavar="NAME", nargs="+", required=True, help="names of all sites")
     init.add_argument(
         "--host",
         metavar="NAME_OR_IP",
         nargs="+",
         default=["localhost"],
-        help="how sites reach the server: the first is used, the certificate is valid for all (default: localhost)",
+        help="the server's names or addresses: sites call the first, certificates hold for all (default: localhost)",
     )
-    init.add_argument("--port", metavar="N", type=int, default=8000, help="of the SuperLink (default: 8000)")
-    init.add_argument("--days", metavar="N", type=int, default=30, help="how long certificates are valid (default: 30)")
+    init.add_argument("--port", metavar="N", type=int, default=8000, help="the SuperLink's port (default: 8000)")
+    init.add_argument("--days", metavar="N", type=int, default=30, help="days until certificates expire (default: 30)")
     presets = ", ".join(preset_names())
     init.add_argument(
         "--preset",
@@ -57,7 +57,7 @@ def add_init_flags(init: ArgumentParser) -> None:
         default="demo",
         help=f"what is trained: a preset ({presets}) or a TOML file (default: demo)",
     )
-    init.add_argument("--insecure", action="store_true", help="without encryption and node keys: no real data")
+    init.add_argument("--insecure", action="store_true", help="use no encryption and no keys; never with real data")
 
 
 def run_init(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
@@ -77,12 +77,12 @@ def run_init(arguments: Namespace, overrides: dict[str, Any], console: "Console"
         )
     )
     if arguments.insecure:
-        warn(console, "nothing is encrypted, and anybody who reaches the port can be a site; use no real data")
-    say(console, f"written: {folder}; change each sites/*/site.toml, then follow {folder / 'COMMANDS.md'}")
+        warn(console, "nothing is encrypted, and whoever reaches the port can be a site; use no real data")
+    say(console, f"wrote {folder}; edit each sites/*/site.toml, then follow {folder / 'COMMANDS.md'}")
 
 
 def run_check(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
-    """Print `ready`, or raise all that is wrong."""
+    """Print `ready`, or raise an error that lists every problem."""
     _need_flower()
     from rich.progress import track
 
@@ -96,7 +96,7 @@ def run_check(arguments: Namespace, overrides: dict[str, Any], console: "Console
 
     problems = find_problems(folder, watch)
     if problems:
-        head = f"{len(problems)} things are wrong:\n  " if len(problems) > 1 else ""
+        head = f"{len(problems)} problems:\n  " if len(problems) > 1 else ""
         raise FedncaError(head + "\n  ".join(problems))
     if is_insecure(folder):
         warn(console, "this federation is insecure; use no real data")
@@ -120,18 +120,18 @@ def run_what_leaves(arguments: Namespace, overrides: dict[str, Any], console: "C
         sizes = ("few", "few") if sent.numbers is None else (f"{sent.numbers:,} B", f"{sent.record:,} B")
         table.add_row(sent.when, sent.what, *sizes)
     console.print(table)
-    say(console, "No image, no label of a single image and no file name is among them.")
+    say(console, "No image, no label of a single image and no file name leaves the site.")
 
 
 def count_classes(given: int | None, dataset: str) -> int:
-    """Return the number of classes: as given, else as the dataset has."""
+    """Return the number of classes: as given, else the dataset's."""
     from fednca.data.sources import get_source
 
     if given is not None and not 2 <= given <= MOST_CLASSES:
         raise FedncaError(f"--classes is {given}; give 2 to {MOST_CLASSES}")
     classes = len(get_source(dataset).CLASSES) if given is None else given
     if not classes:
-        raise FedncaError(f"dataset '{dataset}' does not say how many classes there are; give --classes")
+        raise FedncaError(f"dataset '{dataset}' has no fixed number of classes; give --classes")
     return classes
 
 
@@ -146,7 +146,7 @@ def warn(console: "Console", text: str) -> None:
 
 
 def _need_flower() -> None:
-    """Say how to get Flower where it is not installed."""
+    """Say how to install Flower where it is missing."""
     from fednca.packages import needed
 
     needed("flwr", "flower")

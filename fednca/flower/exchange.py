@@ -1,4 +1,4 @@
-"""One message to each of some sites, and their answers, as far as they come in time."""
+"""One message to each of several sites, and the answers that come in time."""
 
 import threading
 import time
@@ -29,22 +29,22 @@ WATCH = 2.0  # seconds between two looks at who is connected
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """What sites answered, and why others did not, by site."""
+    """By site: what it answered, or why its answer does not count."""
 
     replies: dict[str, T] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
 def connections(grid: Grid) -> dict[int, str]:
-    """Return the nodes that are connected, each with the time since when."""
+    """Return the connected nodes, each with the time at which it connected."""
     return {node.node_id: node.last_activated_at for node in grid.get_nodes()}
 
 
 def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read: Read[T]) -> Answers[T]:
     """Send each site its message and read answers until all are there or `deadline` seconds have passed.
 
-    Each answer is fetched by a thread of its own: a site that dies while it uploads holds up nobody else. It is read as
-    soon as it comes, while other sites are still at work.
+    Each answer is fetched in its own thread, so a site that dies during its upload holds up nobody else. An answer is
+    read as soon as it comes, while other sites are still at work.
     """
     answers = Answers[T]()
     before = connections(grid)
@@ -56,7 +56,7 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read:
             if message.metadata.message_id in pushed:
                 pending[fetch_later(message.metadata.message_id)] = site
             else:
-                answers.missing[site] = "the SuperLink did not take the message for it"
+                answers.missing[site] = "the SuperLink did not accept the message for it"
         began = time.monotonic()
         while pending:
             left = began + deadline - time.monotonic()
@@ -77,7 +77,10 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read:
 
 @contextmanager
 def fetching(grid: Grid, answers: int) -> Iterator[Callable[[str], "Future[Message | None]"]]:
-    """Give what fetches so many answers at once; on leaving, however that is, nobody looks for one any more."""
+    """Yield a function that fetches an answer in the background; on exit, all fetching stops.
+
+    answers: how many are fetched at once.
+    """
     over, pool = threading.Event(), ThreadPoolExecutor(max(1, answers), thread_name_prefix="answers")
     try:
         yield lambda message_id: pool.submit(fetch, grid, message_id, over)
@@ -87,7 +90,7 @@ def fetching(grid: Grid, answers: int) -> Iterator[Callable[[str], "Future[Messa
 
 
 def fetch(grid: Grid, message_id: str, over: threading.Event) -> Message | None:
-    """Look for the answer to a message until it is there, or until it is over; the longer it takes, the less often."""
+    """Look for the answer to a message until it comes or `over` is set; the longer it takes, the less often."""
     began, (shortest, longest) = time.monotonic(), POLL
     while not over.is_set():
         for reply in grid.pull_messages([message_id]):
@@ -97,7 +100,7 @@ def fetch(grid: Grid, message_id: str, over: threading.Event) -> Message | None:
 
 
 def take(answers: Answers[T], site: str, future: "Future[Message | None]", read: Read[T]) -> None:
-    """Put a fetched answer where it belongs."""
+    """File a fetched answer under `replies`, or why there is none under `missing`."""
     error = future.exception()
     reply = None if error else future.result()
     if reply is None:

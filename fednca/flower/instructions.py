@@ -1,17 +1,18 @@
-"""The commands of a trial federation, to copy into a terminal."""
+"""COMMANDS.md of a trial federation: every command, ready to copy into a terminal."""
 
 from collections.abc import Sequence
 from shlex import quote
 
 HEAD = """# Commands of this federation
 
-The folder `server` belongs on the server's machine, `sites/NAME` on that site's and nowhere else: its `node.key` is
-private.{authority} All machines need the same version of `fednca[flower]`, and its `bin` in `PATH`.
-Change every `site.toml` first; `fednca flower check .` then says what is wrong, at the server and at each site.
+Put the folder `server` on the server's machine, and each `sites/NAME` on that site's machine and nowhere else: its
+`node.key` is private.{authority}
+All machines need the same version of `fednca[flower]`, and the `bin` folder of its environment in `PATH`.
+First edit every `site.toml`. Then run `fednca flower check .` in each folder: it says what is wrong.
 
-## SuperLink (server's machine, in the folder `server`)
+## Start the SuperLink (server's machine, in `server`)
 
-{warning}Open TCP port {port} for the sites' addresses only: who reaches it can start runs, that is, execute code.
+{warning}Open TCP port {port} for the sites' addresses only: whoever reaches it can start a run, which executes code.
 
 ```sh
 {settings}
@@ -19,7 +20,7 @@ Change every `site.toml` first; `fednca flower check .` then says what is wrong,
 ```
 """
 REGISTER = """
-## Register the nodes' public keys (server's machine, another terminal, in the folder `server`)
+## Register the sites' public keys (server's machine, in `server`, another terminal)
 
 ```sh
 {settings}
@@ -27,12 +28,12 @@ REGISTER = """
 ```
 """
 NODES = """
-## SuperNodes (each in its own folder, at the site)
+## Start the SuperNodes (each at its site)
 
-They call the SuperLink, and nobody calls them: a site opens no port.
+They call the SuperLink, and nobody calls them: a site opens no port to the outside.
 """
 NODE = """
-### {name}: in the folder `sites/{name}`
+### {name}: in `sites/{name}`
 
 ```sh
 {settings}
@@ -40,17 +41,17 @@ NODE = """
 ```
 """
 RUN = """
-## Run (server's machine, in the folder `server`)
+## Train (server's machine, in `server`)
 
 ```sh
 {settings}
 {run}
 ```
 
-`flwr ls trial` tells the run's status (an exit code of 0 does not mean that it went well), `flwr log RUN-ID trial`
-what it says, and `flwr stop RUN-ID trial` ends it. The results are in `server/run`.
+The results are in `server/run`. `flwr ls trial` shows the run's status (an exit code of 0 does not mean success),
+`flwr log RUN-ID trial` shows its log, and `flwr stop RUN-ID trial` ends it.
 
-## Go on after a run that was stopped or killed
+## Resume a run that was stopped or killed (server's machine, in `server`)
 
 ```sh
 {settings}
@@ -58,8 +59,8 @@ what it says, and `flwr stop RUN-ID trial` ends it. The results are in `server/r
 ```
 """
 SETTINGS = 'export FLWR_HOME="$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1'
-INSECURE = "**Insecure**: nothing is encrypted, and anybody who reaches the port can be a site. Use no real data.\n\n"
-AUTHORITY = " `authority/ca.key` signs certificates: keep it apart from all of them."
+INSECURE = "**Insecure**: nothing is encrypted, and whoever reaches the port can be a site. Use no real data.\n\n"
+AUTHORITY = " Keep `authority/ca.key`, which signs certificates, apart from both."
 
 
 def commands_page(sites: Sequence[str], host: str, port: int, *, insecure: bool) -> str:
@@ -100,7 +101,7 @@ def superlink_command(port: int, *, insecure: bool) -> str:
 
 
 def supernode_command(host: str, port: int, own_port: int, *, insecure: bool) -> str:
-    """Return the command that starts a site's SuperNode; its own port is for its own processes."""
+    """Return the command that starts a site's SuperNode; `own_port` serves the SuperNode's own processes only."""
     safety = ["--insecure"] if insecure else ["--root-certificates=ca.crt", "--auth-supernode-private-key=node.key"]
     address = f"[{host}]" if ":" in host else host
     own = [f"--port={own_port}", '--node-config="site=\\"$PWD/site.toml\\""']
@@ -108,5 +109,5 @@ def supernode_command(host: str, port: int, own_port: int, *, insecure: bool) ->
 
 
 def run_command(resume: str) -> str:
-    """Return the command that starts the run, or goes on with it."""
+    """Return the command that starts the run, or resumes it."""
     return f'flwr run app trial --run-config "server=\\"$PWD/server.toml\\" resume={resume}" --stream'

@@ -1,4 +1,4 @@
-"""What leaves a site, and how much of it: the very records that a site would send, for blank images."""
+"""What leaves a site and how many bytes it is, measured on the records that a site would send for blank images."""
 
 from dataclasses import dataclass, replace
 
@@ -17,9 +17,9 @@ from fednca.methods.contract import Server, Tensors
 
 @dataclass(frozen=True)
 class Sent:
-    """One kind of thing that a site sends: when, what, how many bytes of numbers, and bytes of the whole record.
+    """One thing that a site sends: when, what, the bytes of its numbers and the bytes of the whole record.
 
-    Without sizes it is a few numbers or words.
+    What has no sizes is a few numbers or words.
     """
 
     when: str
@@ -29,10 +29,10 @@ class Sent:
 
 
 def what_leaves(config: Config, classes: int) -> list[Sent]:
-    """Return all that a site sends in a run, with the sizes of the real model's records."""
+    """Return everything that a site sends in a run, with the sizes that the real model's records have."""
     method = create_method(config)
     if method.rule.centralized:
-        raise FedncaError("method 'centralized' has no federation, so nothing leaves a site; choose a federated one")
+        raise FedncaError("method 'centralized' has no federation, so nothing leaves a site; choose another method")
     names = tuple(f"class {number}" for number in range(classes))
     with cpu_threads(config.threads):
         method = replace(method, learner=method.learner.sketch())
@@ -43,32 +43,32 @@ def what_leaves(config: Config, classes: int) -> list[Sent]:
             asked = next(method.closing.close(Server(model.state_dict())))
             sums = rehearse_closing(config, method, model, classes, asked)
     every = config.evaluate.every
-    judged = "every round" if every == 1 else f"every {every} rounds and the last"
+    judged = "every round" if every == 1 else f"every {every} rounds, and the last"
     update, shard = result.update, blank_shard(config, classes)
     histogram = score_histograms(shard.labels[:0], shard.labels[:0], config.calibrate)
     histograms = {"val": histogram, "test": histogram}
     found = [
-        Sent("the start", "name of the site, names of its classes, numbers of images for train, val and test"),
+        Sent("at the start", "name of the site, its classes, its numbers of train, val and test images"),
         measured("every round", "weights and buffers of the model after local training", update.weights),
     ]
     if update.extra:
         found.append(measured("every round", f"the method's extra tensors ({method.about.state})", update.extra))
     found += [
-        Sent("every round", "counts: images, local steps, whether the method's state was lost"),
-        Sent("every round", f"mean of the local loss by term: {', '.join(result.losses)}"),
+        Sent("every round", "counts: images, local steps, whether the site has lost what the method keeps there"),
+        Sent("every round", f"mean of each term of the local loss: {', '.join(result.losses)}"),
     ]
     if sums:
-        found.append(measured(judged, f"sums of the closing exchange: {', '.join(sums)}", sums))
+        found.append(measured(judged, f"sums for the method's closing step: {', '.join(sums)}", sums))
     withheld = f"; counts below {config.calibrate.min_count} withheld" if config.calibrate.min_count else ""
-    bins = f"histograms of scores by class for val and test ({config.calibrate.bins} bins{withheld})"
+    bins = f"histograms of each class's scores on val and test images ({config.calibrate.bins} bins{withheld})"
     return [*found, measured(judged, bins, histograms), Sent("after an error", "its kind, not its text")]
 
 
 def measured(when: str, what: str, tensors: Tensors) -> Sent:
-    """Return tensors as what is sent, with their sizes."""
+    """Describe tensors that are sent, with their sizes."""
     return Sent(when, what, count_bytes(tensors), record_bytes(to_arrays(tensors)))
 
 
 def record_bytes(record: ArrayRecord) -> int:
-    """Return how many bytes the arrays of a record are, with their headers and the layout."""
+    """Return the bytes of a record's arrays, including their headers and the layout."""
     return sum(len(array.data) for array in record.values())

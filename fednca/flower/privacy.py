@@ -1,9 +1,9 @@
-"""Differential privacy with Flower's own parts: its clipping, its noise, its accountant.
+"""Differential privacy with Flower's own clipping, noise and accountant.
 
-What is private is a whole site's influence on the trainable weights. BatchNorm's statistics are averaged as they are,
-never noised, and neither they nor histograms, losses and counts are covered by the epsilon. The noise is the same
-number of standard deviations in both modes: in `central` one site can move the average by clip_norm / sites, in `local`
-any two updates of a site lie at most 2·clip_norm apart.
+It protects a whole site's influence on the trainable weights. The epsilon does not cover BatchNorm's statistics, which
+are averaged without noise, nor histograms, losses and counts. In both modes the noise has a standard deviation of
+`noise_multiplier` times the most that one site can change: in `central` one site can move the average by
+clip_norm / sites; in `local` any two updates of a site are at most 2·clip_norm apart.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ from fednca.methods.contract import Method, Tensors
 
 
 def check_private(privacy: PrivacyConfig, config: Config, method: Method) -> None:
-    """Refuse what would send more of a site than the noise covers."""
+    """Refuse a run in which a site would send more than the noise covers."""
     if privacy.mode == "none":
         return
     name = config.method.name
@@ -38,12 +38,12 @@ def check_private(privacy: PrivacyConfig, config: Config, method: Method) -> Non
         )
     if method.closing is not None:
         raise FedncaError(
-            f"method '{name}' ends with exact sums over each site's images, which no noise covers; "
+            f"method '{name}' ends with exact sums over each site's images, which the noise does not cover; "
             "use another method, or privacy mode 'none'"
         )
     if config.train.weighting != "equal":
         raise FedncaError(
-            "weighting 'samples' lets a large site move the average by more than the noise is made for; "
+            "weighting 'samples' lets a large site move the average by more than the noise covers; "
             "set train.weighting to 'equal', or privacy mode to 'none'"
         )
 
@@ -64,12 +64,12 @@ def privatize_update(privacy: PrivacyConfig, start: Tensors, weights: Tensors, t
 
 
 def local_deviation(privacy: PrivacyConfig) -> float:
-    """Return the standard deviation of the noise that a site adds to each weight in mode `local`, 0 in others."""
+    """Return the standard deviation of the noise that a site adds to each weight: 0 unless the mode is `local`."""
     return privacy.noise_multiplier * 2 * privacy.clip_norm if privacy.mode == "local" else 0.0
 
 
 def noise_average(privacy: PrivacyConfig, updates: Sequence[Tensors], trainable: Iterable[str]) -> list[Tensors]:
-    """Return the updates, in mode `central` all with the same noise, which their average then has."""
+    """Return the updates; in mode `central` the same noise is added to each, and so to their average."""
     if privacy.mode != "central":
         return list(updates)
     names = list(trainable)
@@ -80,7 +80,7 @@ def noise_average(privacy: PrivacyConfig, updates: Sequence[Tensors], trainable:
 
 
 def epsilon_after(privacy: PrivacyConfig, releases: int) -> float:
-    """Return the epsilon of so many releases, by Flower's accountant of Rényi differential privacy."""
+    """Return the epsilon after this many releases, from Flower's accountant of Rényi differential privacy."""
     if not releases:
         return 0.0
     try:

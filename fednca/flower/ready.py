@@ -1,4 +1,4 @@
-"""Whether a federation's folder, or a site's or the server's part of it, is ready: one sentence for all that is not."""
+"""Checks a federation's folder, or only the server's or a site's part of it: one sentence for each problem."""
 
 import datetime
 import ipaddress
@@ -30,7 +30,7 @@ Watch = Callable[[Iterable[None], str, int], Iterable[None]]  # shows how far so
 
 
 def find_problems(folder: Path, watch: Watch = lambda steps, what, total: steps) -> list[str]:
-    """Check the server's folder and the sites' folders that are here; every image is read once."""
+    """Return the problems of the server's and the sites' folders that are here; every image is read once."""
     server = next((path for path in (folder, folder / "server") if (path / "server.toml").is_file()), None)
     alone = [folder] if (folder / "site.toml").is_file() else []
     sites = alone or sorted(path.parent for path in folder.glob("sites/*/site.toml"))
@@ -49,13 +49,13 @@ def find_problems(folder: Path, watch: Watch = lambda steps, what, total: steps)
 
 
 def is_insecure(folder: Path) -> bool:
-    """Tell whether the server's part here asks for no encryption."""
+    """Return whether the server's part here is set up without encryption."""
     paths = [path / "flower/config.toml" for path in (folder, folder / "server")]
     return any(connection(path.parents[1]).get("insecure") is True for path in paths if path.is_file())
 
 
 def explained(check: Callable[[Path], Problems], folder: Path) -> list[str]:
-    """Return a check's sentences; one that cannot go on is a sentence, too."""
+    """Return the sentences of a check; an error that ends it is one more."""
     found: list[str] = []
     try:
         found.extend(check(folder))
@@ -65,7 +65,7 @@ def explained(check: Callable[[Path], Problems], folder: Path) -> list[str]:
 
 
 def check_server(folder: Path) -> Problems:
-    """Check server.toml: that it can be read, and that its run can be federated."""
+    """Check that server.toml can be read and that its run can be federated."""
     from fednca.flower.server import check_fit
     from fednca.methods import create_method
 
@@ -80,25 +80,25 @@ def check_server(folder: Path) -> Problems:
 
 
 def check_site(folder: Path, here: dict[str, Announced], watch: Watch) -> list[str]:
-    """Check site.toml, the table of labels, and that all images can be read; note what the site would tell."""
+    """Check site.toml, the table of labels and all images; note in `here` what the site would tell the server."""
     path = folder / "site.toml"
     try:
         site = load_site(path)
         read_device(site.device)  # its name only: this may be another machine than the site's
         root = Path(site.root)
         if not root.is_dir():
-            raise FedncaError(f"root '{root}' is not a folder; name the one with labels.csv and the images")
+            raise FedncaError(f"root '{root}' is not a folder; name the folder with labels.csv and the images")
         check_writable(Path(site.state))
         if site.name in here:
-            raise FedncaError(f"another site is '{site.name}' already; give each its own name")
+            raise FedncaError(f"another site is already named '{site.name}'; give each its own name")
         options = validate(folder_source.Options, site.options, "options")
         found = folder_source.load(options, root)
         images = {part: len(own.rows) for part, own in deal(found, site).items()}
         if images["train"] < FEWEST:
-            raise FedncaError(f"the table leaves fewer than {FEWEST} images for training; add rows for it")
+            raise FedncaError(f"the table leaves fewer than {FEWEST} images for training; add training rows")
         for name, labels in zip(found.classes, found.train.labels.T, strict=True):
             if (labels < 0).all():
-                raise FedncaError(f"no training row has a label for class '{name}'; correct its name, or leave it out")
+                raise FedncaError(f"no training row has a label for class '{name}'; correct its name or leave it out")
         if site.on_corrupt == "fail":
             check_images(found, site.name, watch)
     except FedncaError as error:
@@ -121,9 +121,9 @@ def check_images(dataset: Dataset, site: str, watch: Watch) -> None:
 
 
 def check_together(settings: ServerConfig, here: dict[str, Announced]) -> Problems:
-    """Check that the sites that are here are in the server's list, speak of the same classes, and can judge a model."""
+    """Check that the sites here are in the server's list, spell classes alike, and can evaluate a model."""
     for name in here.keys() - set(settings.sites):
-        yield f"site '{name}' is not in the server's list ({', '.join(settings.sites)}); add it there"
+        yield f"site '{name}' is not in the server's list ({', '.join(settings.sites)}); add it to its `sites`"
     if here:
         join_classes({name: site.classes for name, site in here.items()}, settings.classes)
     if here.keys() >= set(settings.sites):
@@ -131,7 +131,7 @@ def check_together(settings: ServerConfig, here: dict[str, Announced]) -> Proble
 
 
 def check_server_certificate(folder: Path) -> Problems:
-    """Check that the server's certificate is in date, for its host, from the authority, and fits its key."""
+    """Check the server's certificate: its dates, its host, who signed it, and whether its key is the right one."""
     if is_insecure(folder):
         return
     ca = load_certificate(folder / "certificates/ca.crt")
@@ -141,22 +141,22 @@ def check_server_certificate(folder: Path) -> Problems:
     yield from check_dates(path, certificate)
     used = Path(str(connection(folder).get("root-certificates", "")))
     if not used.is_file():
-        yield f"'{folder / 'flower/config.toml'}' names '{used}', which is not there; write where ca.crt is now"
+        yield f"'{folder / 'flower/config.toml'}' names '{used}', which does not exist; write where ca.crt is now"
     host = str(connection(folder).get("address", "")).rpartition(":")[0].strip("[]")
     if not covers(certificate, host):
-        yield f"certificate '{path}' is not for host '{host}'; make a new one that names it (`--host {host}`)"
+        yield f"certificate '{path}' is not for host '{host}'; make a new one for it (`--host {host}`)"
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
-        yield f"certificate '{path}' is not from the authority in 'ca.crt' beside it; take both from the same folder"
+        yield f"certificate '{path}' was not signed by the 'ca.crt' beside it; take both from the same folder"
     key = folder / "certificates/server.key"
     yield from check_private(key)
     if load_key(key).public_key() != certificate.public_key():
-        yield f"key '{key}' does not fit certificate '{path}'; take both from the same folder"
+        yield f"key '{key}' does not belong to certificate '{path}'; take both from the same folder"
 
 
 def check_site_keys(folder: Path) -> Problems:
-    """Check the authority's certificate and the node's key at a site; a site without both is an insecure one."""
+    """Check the authority's certificate and the node's key at a site; an insecure site has neither."""
     ca, key = folder / "ca.crt", folder / "node.key"
     if not ca.exists() and not key.exists():
         return
@@ -166,27 +166,27 @@ def check_site_keys(folder: Path) -> Problems:
 
 
 def check_registered(folder: Path) -> Problems:
-    """Check that a node's private key fits the public one that lies at the server, where both are here."""
+    """Check that a node's private key belongs to the public key at the server, where both are here."""
     private, public = folder / "node.key", server_beside(folder) / "nodes" / f"{folder.absolute().name}.pub"
     if not private.is_file() or not public.is_file():
         return
     try:
         known = serialization.load_ssh_public_key(public.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise FedncaError(f"public key '{public}' cannot be read ({error}); copy it anew from the site") from None
+        raise FedncaError(f"public key '{public}' cannot be read ({error}); copy it again from the site") from None
     if load_key(private).public_key() != known:
-        yield f"key '{private}' does not fit '{public}'; copy the public key anew from the site, and register it"
+        yield f"key '{private}' does not belong to '{public}'; copy the public key again from the site, and register it"
 
 
 def check_same_authority(folder: Path) -> Problems:
-    """Check that a site trusts the authority that the server's certificate is from, where both are here."""
+    """Check that a site trusts the authority that signed the server's certificate, where both are here."""
     own, server = folder / "ca.crt", server_beside(folder) / "certificates/ca.crt"
     if own.is_file() and server.is_file() and load_certificate(own) != load_certificate(server):
-        yield f"certificate '{own}' is not the server's authority; copy it anew from '{server}'"
+        yield f"certificate '{own}' is not the server's ca.crt; copy it again from '{server}'"
 
 
 def server_beside(folder: Path) -> Path:
-    """Return where the server's part is if a site's part lies in the federation's folder."""
+    """Return where the server's part is, if this site's part lies in the federation's folder."""
     return folder.absolute().parent.parent / "server"
 
 
@@ -201,13 +201,13 @@ def check_dates(path: Path, certificate: x509.Certificate) -> Problems:
 
 
 def check_private(path: Path) -> Problems:
-    """Check that nobody else can read a private key."""
+    """Check that only its owner can read a private key."""
     if path.is_file() and path.stat().st_mode & 0o077:
         yield f"key '{path}' can be read by others; run `chmod 600 {quote(str(path))}`"
 
 
 def covers(certificate: x509.Certificate, host: str) -> bool:
-    """Tell whether a certificate names a host or address."""
+    """Return whether a certificate names a host or address."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -233,9 +233,9 @@ def load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise FedncaError(f"certificate '{path}' cannot be read ({error.strerror}); copy it anew") from None
+        raise FedncaError(f"certificate '{path}' cannot be read ({error.strerror}); copy it again") from None
     except ValueError:
-        raise FedncaError(f"'{path}' is not a PEM certificate; copy it anew") from None
+        raise FedncaError(f"'{path}' is not a PEM certificate; copy it again") from None
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -243,12 +243,12 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise FedncaError(f"key '{path}' cannot be read ({error.strerror}); copy it anew") from None
+        raise FedncaError(f"key '{path}' cannot be read ({error.strerror}); copy it again") from None
     load = serialization.load_ssh_private_key if b"OPENSSH" in content[:40] else serialization.load_pem_private_key
     try:
         key = load(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise FedncaError(f"'{path}' is not a private key without password; copy it anew") from None
+        raise FedncaError(f"'{path}' is not a private key without password; copy it again") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FedncaError(f"key '{path}' is not one of an elliptic curve; make it with `ssh-keygen -t ecdsa -b 384`")
+        raise FedncaError(f"key '{path}' is not an elliptic-curve key; make one with `ssh-keygen -t ecdsa -b 384`")
     return key

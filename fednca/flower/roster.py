@@ -1,4 +1,4 @@
-"""Which sites are there: every node is asked who it is when it connects, and nobody waits for the answer of one."""
+"""Which sites are connected: a node is asked who it is when it connects, and no other waits for its answer."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ RETRY = 60.0  # seconds after which a node that is no site is asked again
 
 @dataclass(frozen=True)
 class Announced:
-    """What a site told of itself."""
+    """What a site said about itself."""
 
     name: str
     node: int
@@ -44,7 +44,7 @@ class Roster:
     """The sites that are connected, by name."""
 
     def __init__(self, grid: Grid, sites: Sequence[str], question: RecordDict, deadline: float) -> None:
-        """Take the names that may take part, what a node is asked with, and how long it may think."""
+        """Take the sites that may take part, the question for each node, and the seconds it has to answer."""
         self.grid, self.sites, self.question, self.deadline = grid, sorted(sites), question, deadline
         self.classes: tuple[str, ...] | None = None  # once they are fixed, who comes later must fit
         self.present: dict[str, Announced] = {}
@@ -54,20 +54,20 @@ class Roster:
         self._over = threading.Event()
 
     def close(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for answers."""
         self._over.set()
 
     def absent(self, names: Iterable[str]) -> dict[str, str]:
-        """Say of each of the names that cannot take part why."""
+        """Return, for each of the names that cannot take part, why not."""
         return {name: self.refused.get(name, "it is not connected") for name in names if name not in self.present}
 
     def forget(self, name: str) -> None:
-        """Ask a site anew at the next look: what it told is no longer so."""
+        """Ask a site again at the next look, because what it said no longer holds."""
         if name in self.present:
             self._questions.pop(self.present.pop(name).node, None)
 
     def wait_for(self, names: Iterable[str], enough: int, seconds: float) -> None:
-        """Look for sites until `enough` of the names are there or the time is over."""
+        """Look for sites until `enough` of the names are connected or the time is over."""
         wanted, began = set(names), time.monotonic()
         self.look()
         while len(wanted & self.present.keys()) < enough and time.monotonic() - began < seconds:
@@ -77,7 +77,7 @@ class Roster:
             self.look()
 
     def look(self) -> None:
-        """Drop the sites that are gone or restarted, hear the nodes that have answered, and ask those that are new."""
+        """Drop sites that are gone or restarted, ask new nodes who they are, and read the answers that have come."""
         nodes = {node.node_id: node for node in self.grid.get_nodes()}
         for name, site in list(self.present.items()):
             node = nodes.get(site.node)
@@ -126,7 +126,7 @@ class Roster:
             return
         self.refused.pop(site.name, None)
         self.present[site.name] = site
-        LOG.info("site '%s' is there with classes %s and images %s", site.name, ", ".join(site.classes), site.images)
+        LOG.info("site '%s' is connected: classes %s, images %s", site.name, ", ".join(site.classes), site.images)
 
     def _check(self, site: Announced, registered: str) -> None:
         if site.name not in self.sites:
@@ -134,7 +134,7 @@ class Roster:
         if registered and registered != site.name:
             raise FedncaError(f"the node registered as '{registered}' says that it is site '{site.name}'")
         if site.name in self.present:
-            raise FedncaError(f"site '{site.name}' is there already, as node {self.present[site.name].node}")
+            raise FedncaError(f"site '{site.name}' is already connected, as node {self.present[site.name].node}")
         if site.images["train"] < FEWEST:
             raise FedncaError(
                 f"site '{site.name}' has {site.images['train']} training images; it needs {FEWEST} or more"
@@ -144,14 +144,14 @@ class Roster:
 
 
 def check_judged(sites: Collection[Announced]) -> None:
-    """Refuse a federation whose sites have nothing to judge a model by."""
+    """Refuse a federation in which no site has validation images, or none has test images."""
     for part, name in (("val", "validation"), ("test", "test")):
         if not any(site.images[part] for site in sites):
-            raise FedncaError(f"no site has {name} images; give rows of some site's table a split of their own")
+            raise FedncaError(f"no site has {name} images; mark some rows of a site's table with split '{part}'")
 
 
 def read_site(content: RecordDict, node: int) -> Announced:
-    """Read what a node told of itself."""
+    """Read what a node said about itself."""
     try:
         record = content.config_records["site"]
         name, classes, *counts = (record[key] for key in ("name", "classes", "train", "val", "test"))

@@ -1,4 +1,4 @@
-"""A site's own images: the folder that its site.toml names or, in a simulation, its part of the config's partition."""
+"""A site's images: the folder that its site.toml names or, in a simulation, one client of the config's partition."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What a site has: images for train, val and test, and the config as the site executes it."""
+    """What a site has: images for train, val and test, and the config that it runs."""
 
     name: str
     config: Config
@@ -61,11 +61,11 @@ def open_site(context: Context, assignment: Assignment) -> Site:
         return open_folder(load_site(Path(str(context.node_config["site"]))), assignment)
     if "partition-id" in context.node_config:
         return open_partition(int(context.node_config["partition-id"]), assignment)
-    raise FedncaError("this SuperNode is no site; start it with --node-config 'site=\"/path/to/site.toml\"'")
+    raise FedncaError("this SuperNode has no site; start it with --node-config 'site=\"/path/to/site.toml\"'")
 
 
 def open_folder(settings: SiteConfig, assignment: Assignment) -> Site:
-    """Open a folder of images with a table of labels; nothing of the server's config can name a file of the site."""
+    """Open a folder of images with a table of labels; the server's config cannot name any file of the site."""
     config = site_config(settings, assignment.config)
     table = read_dataset(config)
     dataset = decode(table, config)
@@ -75,7 +75,7 @@ def open_folder(settings: SiteConfig, assignment: Assignment) -> Site:
 
 
 def deal(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
-    """Tell a site's images for train, val and test apart."""
+    """Split a site's images into train, val and test."""
     train, val = dataset.train, dataset.val
     if val is None:
         rows, held_out = hold_out(train, settings.val_fraction, int(settings.options.get("seed", 0)))
@@ -86,7 +86,7 @@ def deal(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
 
 
 def digest_data(dataset: Dataset, parts: Mapping[str, Part], names: Sequence[str] = ()) -> str:
-    """Digest labels and groups as for a run's partition.npz, who is in which part, and the images' names."""
+    """Digest labels and groups (as a run's partition.npz does), which image is in which part, and the file names."""
     digest = blake2b(fingerprint(dataset, *dataset.splits()).encode(), digest_size=16)
     for own in parts.values():
         digest.update(own.rows.tobytes())
@@ -95,13 +95,13 @@ def digest_data(dataset: Dataset, parts: Mapping[str, Part], names: Sequence[str
 
 
 def image_names(table: Dataset, root: str) -> list[str]:
-    """Return the names of all images below the root, which may be moved as a whole."""
+    """Return the paths of all images relative to the root, so that the whole folder may move."""
     files = [split.images.paths for split in table.splits() if isinstance(split.images, FileImages)]
     return [os.path.relpath(path, root) for paths in files for path in paths]
 
 
 def site_config(settings: SiteConfig, config: Config) -> Config:
-    """Return the server's config with what a site decides itself."""
+    """Return the server's config with the settings that a site decides itself."""
     return config.replace(
         {
             "data.name": "folder",
@@ -116,11 +116,11 @@ def site_config(settings: SiteConfig, config: Config) -> Config:
 
 
 def open_partition(client: int, assignment: Assignment) -> Site:
-    """Open one client of the config's own partition; the test images are dealt out one by one."""
+    """Open one client of the config's own partition; test images go to the clients in turn."""
     federation = _federate(assignment.config.model_dump_json())
     clients = len(federation.train.partition.clients)
     if client >= clients:
-        raise FedncaError(f"there is no client {client} in a partition of {clients}; start as many nodes as clients")
+        raise FedncaError(f"there is no client {client} among {clients}; start as many nodes as clients")
     test = federation.dataset.test
     parts = {
         "train": Part(federation.train.split, *federation.train.client(client)),
@@ -133,7 +133,7 @@ def open_partition(client: int, assignment: Assignment) -> Site:
 
 
 def simulated_names(clients: int) -> list[str]:
-    """Name the clients of a simulation so that the order of names is theirs.
+    """Name the clients of a simulation so that their names sort in their order.
 
     >>> simulated_names(2)
     ['client-0000', 'client-0001']

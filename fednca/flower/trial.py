@@ -1,6 +1,6 @@
-"""Writes all that a trial federation needs: an authority, certificates, node keys, configs, the app, the commands.
+"""Writes everything a trial federation needs: authority, certificates, node keys, settings, the app, the commands.
 
-The private keys of all sites are made in one place here, which a trial may do; in earnest a site makes its own.
+All private keys are made in one place here. That is fine for a trial; in a real federation each site makes its own.
 """
 
 import datetime
@@ -29,30 +29,30 @@ LOOPBACK = ("localhost", "127.0.0.1")  # the server's own processes connect thro
 CLOCKS_DIFFER = datetime.timedelta(hours=1)
 LONGEST = 3650  # days
 
-SERVER = """# The server of this federation; paths are meant from this file's folder.
-config = {config} # preset or TOML file that says what is trained, and how
-sites = {sites} # all that may take part, also those that come later
+SERVER = """# Settings of the server; paths are relative to this file's folder.
+config = {config} # what is trained, and how: a preset or a TOML file
+sites = {sites} # all sites that may take part, also those that join later
 out = "run" # folder of the run: history, checkpoints, results
-min_sites = {min_sites} # fewest sites whose updates make a round
-wait = 600.0 # seconds to wait for sites at the start
-deadline = 3600.0 # seconds a site has for its part of a round
+min_sites = {min_sites} # with updates of fewer sites the run stops; resume it later
+wait = 600.0 # seconds to wait for sites that are not connected
+deadline = 3600.0 # seconds a site may take to answer; a slower one is left out of the round
 
-[overrides.train] # changes of what `config` says, in its own sections
+[overrides.train] # changes to `config`, section by section
 rounds = {rounds}
 """
-SITE = """# This site; paths are meant from this file's folder.
+SITE = """# Settings of this site; paths are relative to this file's folder.
 name = {name} # as in the server's list
-root = "data" # CHANGE: folder of labels.csv (columns: image, then 0 or 1 for each class) and of the images
-val_fraction = 0.1 # share held out for validation where the table has no such rows
+root = "data" # CHANGE: folder with the images and labels.csv (columns: image, then 0 or 1 for each class)
+val_fraction = 0.1 # share of the training images used for validation, if the table marks none
 device = "auto"
 
-[options] # how the table is read, as listed by `fednca datasets folder`
+[options] # how the table is read; `fednca datasets folder` lists the options
 """
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial federation is made from."""
+    """What `fednca flower init` is asked for."""
 
     folder: Path
     sites: Sequence[str]
@@ -64,17 +64,17 @@ class Trial:
 
     @property
     def host(self) -> str:
-        """The address by which the sites reach the server."""
+        """The name or address by which the sites reach the server."""
         return self.hosts[0]
 
 
 def write_trial(trial: Trial) -> Path:
-    """Write the whole folder of a federation, where there is none yet."""
+    """Write a federation's folder, which must be new or empty."""
     check_trial(trial)
     folder, server = trial.folder, trial.folder / "server"
     with explain_write(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise FedncaError(f"'{folder}' holds something already, which is never overwritten; name a new folder")
+            raise FedncaError(f"'{folder}' is not empty and is never overwritten; name a new folder")
         write_server(trial, server)
         for name in trial.sites:
             write_new(folder / "sites" / name / "site.toml", SITE.format(name=json.dumps(name)).encode())
@@ -88,13 +88,13 @@ def write_trial(trial: Trial) -> Path:
 
 
 def check_trial(trial: Trial) -> None:
-    """Refuse what would become a federation that cannot start."""
+    """Refuse settings with which a federation could not start."""
     if not 1 <= trial.days <= LONGEST:
         raise FedncaError(f"--days is {trial.days}; give 1 to {LONGEST}")
     if not 1 <= trial.port <= 65535:
         raise FedncaError(f"--port is {trial.port}; give 1 to 65535")
     if len({name.casefold() for name in trial.sites}) < len(trial.sites):
-        raise FedncaError(f"--sites {' '.join(map(quote, trial.sites))} names a folder twice; name each site once")
+        raise FedncaError(f"--sites {' '.join(map(quote, trial.sites))} names one folder twice; name each site once")
     for name in trial.sites:
         validate(SiteConfig, {"name": name})
     for host in trial.hosts:
@@ -124,7 +124,7 @@ def write_server(trial: Trial, folder: Path) -> None:
 
 
 def write_certificates(trial: Trial) -> None:
-    """Write an authority of the trial's own and the server's certificate; every site gets the authority's."""
+    """Write the trial's own authority and the server's certificate; every site gets the authority's certificate."""
     now = datetime.datetime.now(datetime.UTC)
     ca_key, key = ec.generate_private_key(CURVE()), ec.generate_private_key(CURVE())
     ca = make_authority(ca_key, now, trial.days)
@@ -140,7 +140,7 @@ def write_certificates(trial: Trial) -> None:
 
 
 def make_authority(key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int) -> x509.Certificate:
-    """Make the certificate of an authority that may sign certificates of servers, and nothing below them."""
+    """Make the certificate of an authority that may sign servers' certificates, but no further authorities."""
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fednca trial authority")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     return (
@@ -175,13 +175,13 @@ def make_certificate(
 
 
 def subject_name(host: str) -> x509.DNSName | x509.IPAddress:
-    """Return a host name or address as certificates write it."""
+    """Return a host name or address in the form that certificates use."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
     if not host.isascii() or not all(host.split(".")) or not all(c.isalnum() or c in ".-" for c in host):
-        raise FedncaError(f"host '{host}' is neither a host name nor an IP address; give it without port and slashes")
+        raise FedncaError(f"host '{host}' is neither a host name nor an IP address; leave out port and slashes")
     return x509.DNSName(host.lower())
 
 
@@ -199,7 +199,7 @@ def private_bytes(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFo
 
 
 def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write a file that must not be there yet; a private one is nobody else's to read from its first byte on."""
+    """Write a file that must not exist yet; a private one can be read by its owner only, from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _refuse_old(path):
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
@@ -218,7 +218,7 @@ def _refuse_old(path: Path) -> Iterator[None]:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int
 ) -> x509.CertificateBuilder:
-    """Begin a certificate that is valid from now on; clocks that are late by less than an hour accept it, too."""
+    """Begin a certificate that is valid from now on; machines whose clock is up to an hour slow accept it, too."""
     end = now + datetime.timedelta(days=days)
     number = x509.random_serial_number()
     builder = x509.CertificateBuilder(issuer, subject, key, number, now - CLOCKS_DIFFER, end)

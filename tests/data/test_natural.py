@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from helpers import tiny
 
-from fednca.runs.callbacks import Callback
 from fednca.data.federation import Federation, build_federation, hold_out, without_validation
 from fednca.data.partition import natural_sites, summary
 from fednca.data.types import Dataset, Split
 from fednca.errors import FedncaError
 from fednca.runs import train
+from fednca.runs.callbacks import Callback
 
 SITES = ("north", "east", "south")
 SETTINGS = {"kind": "natural", "clients": 99, "beta": 0.5, "gamma": 0.01, "seed": 0, "min_samples": 10}

@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import save_file
 
 import fednca.runs.checkpoint
-from fednca.runs.history import Best
-from fednca.runs.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
 from fednca.errors import FedncaError
 from fednca.methods.contract import Server
+from fednca.runs.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
+from fednca.runs.history import Best
 
 
 def example() -> State:

@@ -13,11 +13,11 @@ import torch
 from helpers import tiny
 from parity import start
 
-import fednca.engine.select
 import fednca.engine.processes
-from fednca.engine.select import select_engine
+import fednca.engine.select
 from fednca.engine.eager import EagerEngine
 from fednca.engine.processes import ProcessEngine, forks_can_train
+from fednca.engine.select import select_engine
 from fednca.errors import FedncaError, UnfitEngineError
 
 

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from helpers import tiny
 from parity import start
 
+from fednca.data.load import federate
 from fednca.engine.local import Workplace
-from fednca.runs.rounds import choose_clients
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_workplace
 from fednca.errors import FedncaError
 from fednca.methods import create_method
 from fednca.methods.contract import Server, Tensors, average
 from fednca.randomness import torch_rng
-from fednca.engine.workplace import build_workplace
-from fednca.engine.model import build_model
-from fednca.data.load import federate
+from fednca.runs.rounds import choose_clients
 
 
 def one_round(job: Workplace, server: Server, clients, number=1) -> list[Tensors]:

@@ -7,9 +7,9 @@ from parity import assert_agree, distance_of_updates, play, start
 from torch import nn
 
 from fednca.engine.batches import Shard
-from fednca.engine.select import select_engine
 from fednca.engine.graphs import GraphEngine, deal
 from fednca.engine.lanes import Lane
+from fednca.engine.select import select_engine
 from fednca.errors import FedncaError, UnfitEngineError
 from fednca.methods import method_names
 from fednca.methods.contract import Server, average

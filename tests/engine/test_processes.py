@@ -9,13 +9,13 @@ from helpers import tiny
 from parity import assert_same, assert_same_results, start, timeless
 
 import fednca.engine.processes
+from fednca.devices import cpu_threads
 from fednca.engine.batches import Shard
 from fednca.engine.contract import Trained
 from fednca.engine.processes import ProcessEngine
 from fednca.methods import find_method, method_names
 from fednca.randomness import GLOBAL
 from fednca.runs import train
-from fednca.devices import cpu_threads
 
 pytestmark = pytest.mark.usefixtures("no_worker_is_left")
 FEDERATED = [name for name in method_names() if not find_method(name).centralized]

@@ -12,11 +12,11 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from parity import assert_same, assert_same_results, timeless
 
-from fednca.runs.callbacks import Callback
 from fednca.errors import FedncaError, RunFailedError
 from fednca.methods.fedavg import FedAvg
-from fednca.runs.folder import locked
 from fednca.runs import resume, train
+from fednca.runs.callbacks import Callback
+from fednca.runs.folder import locked
 
 pytestmark = pytest.mark.usefixtures("no_worker_is_left")
 

@@ -17,11 +17,11 @@ from helpers import Stop
 from parity import start
 
 from fednca.config import Config
-from fednca.runs.rounds import shares
 from fednca.flower.app import client
 from fednca.flower.config import ServerConfig
 from fednca.flower.server import serve
 from fednca.methods.contract import Server
+from fednca.runs.rounds import shares
 
 Fault = Callable[[Message, Message], Message | None]
 

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from fednca.flower.tasks import Task
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from helpers import Stop, tiny
 from in_process import Node, assert_same, engine_rounds, is_train, settings_for, simulated
@@ -15,7 +16,6 @@ from fednca.errors import FedncaError, RunFailedError
 from fednca.flower import exchange, roster
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.server import serve
-from fednca.flower.tasks import Task
 from fednca.runs import Run
 
 

@@ -13,13 +13,13 @@ from helpers import tiny
 from in_process import simulated
 
 from fednca.cli import main
+from fednca.engine.model import build_model
 from fednca.flower.config import ServerConfig
 from fednca.flower.leaves import what_leaves
 from fednca.flower.ready import check_registered, check_same_authority, connection
 from fednca.flower.server import serve
 from fednca.flower.trial import make_authority, make_certificate, private_bytes
 from fednca.methods import create_method, find_method, method_names
-from fednca.engine.model import build_model
 
 DIGITS = [f"digit {digit}" for digit in range(10)]
 FEDERATED = [name for name in method_names() if not find_method(name).centralized]
@@ -92,21 +92,21 @@ FAULTS = {
     "expired": (lambda t: certify(t, begin=-9), "expired on "),
     "not yet valid": (lambda t: certify(t, begin=9), "is not valid before "),
     "wrong host": (lambda t: certify(t, hosts=["other.example.org"]), "is not for host 'localhost'"),
-    "server's key": (lambda t: other_key(t / "server/certificates/server.key"), "server.key' does not fit certificate"),
+    "server's key": (lambda t: other_key(t / "server/certificates/server.key"), "server.key' does not belong to"),
     "another authority": (
         lambda t: (t / "server/certificates/ca.crt").write_bytes(
             make_authority(
                 ec.generate_private_key(ec.SECP384R1()), datetime.datetime.now(datetime.UTC), 5
             ).public_bytes(serialization.Encoding.PEM)
         ),
-        "is not from the authority",
+        "was not signed by the 'ca.crt'",
     ),
     "no certificate": (lambda t: (t / "server/certificates/server.crt").write_text("?"), "is not a PEM certificate"),
-    "site's authority": (certify, "north/ca.crt' is not the server's authority"),
-    "node's key": (lambda t: other_key(t / "sites/north/node.key"), "node.key' does not fit"),
+    "site's authority": (certify, "north/ca.crt' is not the server's ca.crt"),
+    "node's key": (lambda t: other_key(t / "sites/north/node.key"), "node.key' does not belong to"),
     "no node's key": (lambda t: (t / "sites/north/node.key").unlink(), "node.key' cannot be read"),
     "open key": (lambda t: (t / "sites/north/node.key").chmod(0o644), "can be read by others"),
-    "moved": (lambda t: edit(t / "server/flower/config.toml", str(t), "/elsewhere"), "which is not there"),
+    "moved": (lambda t: edit(t / "server/flower/config.toml", str(t), "/elsewhere"), "which does not exist"),
     "unknown setting": (
         lambda t: edit(t / "server/server.toml", "min_sites", "min_site"),
         "setting 'min_site' is not known; did you mean 'min_sites'?",
@@ -146,7 +146,7 @@ FAULTS = {
         "no training row has a label for class 'digit 11'",
     ),
     "unknown site": (lambda t: edit(t / "sites/north/site.toml", '"north"', '"west"'), "not in the server's list"),
-    "a name twice": (lambda t: edit(t / "sites/north/site.toml", '"north"', '"east"'), "another site is 'east'"),
+    "a name twice": (lambda t: edit(t / "sites/north/site.toml", '"north"', '"east"'), "is already named 'east'"),
     "no validation": (lambda t: leave_out(t, "val"), "no site has validation images"),
     "no test": (lambda t: leave_out(t, "test"), "no site has test images"),
     "state": (lambda t: (t / "sites/north/state").write_text(""), "state' cannot be written"),
@@ -202,7 +202,7 @@ def test_check_says_all_that_is_wrong_at_once(trial, capsys):
     FAULTS["no folder"][0](trial)
     FAULTS["expired"][0](trial)
     lines = told(capsys, "flower", "check", trial).splitlines()
-    assert lines[0] == "fednca: 5 things are wrong:"
+    assert lines[0] == "fednca: 5 problems:"
     assert len(lines) == 6
 
 
@@ -217,7 +217,7 @@ def test_check_finds_the_federation_and_each_part_of_it_ready(trial, tmp_path, c
 def test_check_in_a_sites_own_folder_compares_keys_too(trial, capsys, monkeypatch):
     FAULTS["node's key"][0](trial)
     monkeypatch.chdir(trial / "sites/north")
-    assert "does not fit" in told(capsys, "flower", "check", ".")
+    assert "does not belong to" in told(capsys, "flower", "check", ".")
 
 
 def test_a_site_may_lie_below_the_root_of_a_file_system(trial, monkeypatch):

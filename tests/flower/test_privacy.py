@@ -10,13 +10,13 @@ from helpers import tiny
 from in_process import serve_until, settings_for, simulated
 from parity import start
 
-from fednca.runs.rounds import shares
 from fednca.errors import FedncaError
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after, noise_average, privatize_update
 from fednca.flower.server import serve
 from fednca.methods.contract import average
 from fednca.runs import Run
+from fednca.runs.rounds import shares
 
 NAMES = ["conv.weight", "head.bias"]
 

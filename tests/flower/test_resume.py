@@ -14,15 +14,15 @@ from folders import write_sites
 from helpers import Stop, tiny
 from in_process import InProcessGrid, assert_same, engine_rounds, serve_until, settings_for, simulated
 
-import fednca.runs.checkpoint
 import fednca.flower.app
 import fednca.flower.client
 import fednca.flower.server
-from fednca.runs.checkpoint import save_checkpoint
+import fednca.runs.checkpoint
 from fednca.errors import FedncaError, RunFailedError
 from fednca.flower.server import serve
-from fednca.runs.folder import locked
 from fednca.runs import Run
+from fednca.runs.checkpoint import save_checkpoint
+from fednca.runs.folder import locked
 from fednca.use.model import TrainedModel
 
 
@@ -148,7 +148,7 @@ def test_a_federation_that_could_not_be_judged_does_not_begin(tmp_path):
     table.write_text("\n".join(",".join([row[0], "patient" if row[1] == "split" else "p", *row[2:]]) for row in rows))
     grid = InProcessGrid({"site": str(table.parent / "site.toml")})
     settings = settings_for(tiny(method__name="fedavg"), tmp_path, sites=["north"], min_sites=1)
-    with pytest.raises(FedncaError, match="no site has validation images; give rows of some site's table a split"):
+    with pytest.raises(FedncaError, match="no site has validation images; mark some rows of a site's table with split"):
         serve(grid, settings)
 
 

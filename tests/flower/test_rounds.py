@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from fednca.flower.rounds import CLOSE
 from helpers import tiny
 from in_process import assert_same, settings_for, simulated
 
-from fednca.runs.checkpoint import load_checkpoint
 from fednca.errors import RunFailedError
-from fednca.flower.rounds import CLOSE
 from fednca.flower.server import serve
 from fednca.methods.fedavg import FedAvg
 from fednca.runs import Run
+from fednca.runs.checkpoint import load_checkpoint
 
 SITES = [f"client-{number:04d}" for number in range(3)]
 

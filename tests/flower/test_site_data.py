@@ -76,7 +76,7 @@ def test_classes_are_joined_in_a_fixed_order(sites, wanted, joint):
 @pytest.mark.parametrize(
     ("sites", "wanted", "sentence"),
     [
-        ({"a": ["Mass"], "b": ["mass"]}, None, "site 'a' writes class 'Mass' and site 'b' 'mass'; agree"),
+        ({"a": ["Mass"], "b": ["mass"]}, None, "site 'a' writes class 'Mass', and site 'b' writes 'mass'; agree"),
         ({"a": ["pleural effusion"], "b": ["Pleural_Effusion"]}, None, "agree on one name"),
         ({"a": ["mass", "mass"]}, ["mass"], "site 'a' must name each of its classes once"),
         ({"a": ["masses"]}, ["mass"], "site 'a' has class 'masses', which the federation does not"),
@@ -150,7 +150,7 @@ def test_a_site_mended_without_a_restart_is_asked_again(tmp_path, monkeypatch):
     [
         ("min_sites = 4", "min_sites is 4 for 3 sites"),
         ("deadlin = 3.0", "did you mean 'deadline'"),
-        ('classes = ["a", "a"]', "classes name one twice"),
+        ('classes = ["a", "a"]', "a name occurs twice in classes"),
         ("privacy.mode = 'both'", "setting 'privacy.mode'"),
         ("overrides.train.round = 3", "train.round"),
     ],

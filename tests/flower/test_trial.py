@@ -144,7 +144,7 @@ def test_nothing_is_overwritten(trial):
     [
         ({"sites": ["../up"]}, "'../up' cannot name a site; begin with a letter from a to z"),
         ({"sites": [""]}, "'' cannot name a site; begin with a letter from a to z"),
-        ({"sites": ["north", "North"]}, "names a folder twice"),
+        ({"sites": ["north", "North"]}, "names one folder twice"),
         ({"hosts": ["https://x"]}, "neither a host name nor an IP"),
         ({"hosts": ["x:8000"]}, "neither a host name nor an IP"),
         ({"days": 0}, "--days is 0"),

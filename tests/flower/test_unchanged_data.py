@@ -4,6 +4,7 @@ import csv
 import shutil
 
 import pytest
+from fednca.flower.tasks import Task
 from folders import write_sites
 from helpers import tiny
 from in_process import InProcessGrid, settings_for
@@ -11,7 +12,6 @@ from in_process import InProcessGrid, settings_for
 from fednca.flower.config import load_site
 from fednca.flower.server import serve
 from fednca.flower.site import open_folder
-from fednca.flower.tasks import Task
 from fednca.runs import Run
 
 DIGITS = [f"digit {digit}" for digit in range(10)]
@@ -119,7 +119,7 @@ def test_a_class_added_before_a_sites_first_work_is_refused_until_it_is_taken_ou
     refused = {"north": "it could not do its part (FedncaError); its own log says why"}
     assert [record["left_out"] for record in run.history] == [refused, {}]
     assert "site 'north' has class 'mass', which the federation does not" in caplog.text
-    assert "take it out at the site" in caplog.text
+    assert "remove it at the site" in caplog.text
 
 
 def test_a_site_whose_table_changes_is_left_out_until_it_is_put_back(tmp_path, monkeypatch, caplog):

@@ -9,7 +9,6 @@ from parity import assert_agree, distance_of_updates, play, start
 
 import fednca.engine.eager
 import fednca.engine.graphs
-from fednca.runs.callbacks import Callback
 from fednca.engine.eager import EagerEngine
 from fednca.engine.fused import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
 from fednca.engine.graphs import GraphEngine, sizes_of
@@ -17,6 +16,7 @@ from fednca.engine.residual import FusedBasicBlock
 from fednca.methods import method_names
 from fednca.methods.fedavg import FedAvg
 from fednca.runs import resume, train
+from fednca.runs.callbacks import Callback
 
 pytestmark = pytest.mark.gpu
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "device": "cuda"}

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from helpers import Stop, StopAfter, tiny
 
+from fednca.data.load import load_dataset
+from fednca.engine.model import build_model
 from fednca.methods import create_method
 from fednca.randomness import torch_rng
 from fednca.runs import resume, train
-from fednca.engine.model import build_model
-from fednca.data.load import load_dataset
 
 
 @pytest.fixture

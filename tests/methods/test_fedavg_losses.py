@@ -10,7 +10,6 @@ from torch.testing import assert_close
 from fednca.config import validate
 from fednca.errors import FedncaError
 from fednca.losses import asymmetric, balanced_bce
-
 from fednca.methods.fedavg_asl import FedAvgASL, FedAvgASLHyper
 from fednca.methods.fedavg_balanced import FedAvgBalanced
 from fednca.models import Classifier, build_backbone

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-
 from fednca.methods.fedetf import FedETF, FedETFHyper
 from fednca.models import Classifier, build_backbone
 

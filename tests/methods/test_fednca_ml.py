@@ -3,7 +3,6 @@ import torch
 import torch.nn.functional as F
 
 from fednca.errors import FedncaError
-
 from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
 from fednca.models import Classifier, build_backbone
 

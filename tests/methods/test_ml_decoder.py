@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-
 from fednca.methods.ml_decoder import MLDecoder, MLDecoderHyper
 from fednca.models import Classifier, build_backbone, sincos_table
 

@@ -6,16 +6,16 @@ from helpers import LeastSquares, tiny
 from torch import nn
 
 from fednca.config import TrainConfig
+from fednca.data.load import federate
 from fednca.engine.batches import ImageStore, Shard
 from fednca.engine.eager import EagerEngine
+from fednca.engine.model import build_model
+from fednca.engine.workplace import build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Server
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.scaffold import Scaffold
 from fednca.runs import train
-from fednca.engine.workplace import build_workplace
-from fednca.engine.model import build_model
-from fednca.data.load import federate
 
 
 def play(rule, points, rounds, *, steps, lr, optimizer="sgd"):

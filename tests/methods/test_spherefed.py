@@ -9,6 +9,7 @@ from helpers import tiny
 from torch.testing import assert_close
 
 from fednca.engine.local_update import add_up
+from fednca.engine.workplace import build_workplace
 from fednca.errors import FedncaError
 from fednca.losses import balanced_bce
 from fednca.methods.contract import Server
@@ -17,7 +18,6 @@ from fednca.methods.spherefed import SphereFed, SphereFedHyper
 from fednca.models import Classifier, build_backbone
 from fednca.models.etf import orthonormal_rows
 from fednca.runs import train
-from fednca.engine.workplace import build_workplace
 
 C, D = 5, 64
 TASK = Task(tuple("abcde"), D)

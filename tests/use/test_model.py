@@ -9,9 +9,9 @@ from PIL import Image
 from fednca.data.store import open_store
 from fednca.data.types import FileImages
 from fednca.engine.evaluate import predict
+from fednca.engine.workplace import build_workplace
 from fednca.errors import FedncaError
 from fednca.runs import Run, resume, train
-from fednca.engine.workplace import build_workplace
 from fednca.use.model import TrainedModel, to_pixels
 
 
