@@ -1,4 +1,8 @@
-"""The weights of a model in one vector, and an optimiser that moves all of them at once."""
+"""The weights of a model in one vector, and an optimiser that moves all of them at once.
+
+The model's weights are views of the vector, so one operation on it changes them all. One weight at a time, the Python
+around each operation (on a GPU, its launch) would take longer than the arithmetic.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
@@ -28,6 +32,8 @@ class FlatOptimizer:
         self.gradients = Packed(layout, {dtype: self.vector.grad})
         self.clip_norm = config.clip_norm or method.learner.clip_norm
         self.optimizer = make_optimizer([self.vector], config, method)
+        # Torch would make this state in the first step. It is made here, since `_move` calls torch's kernels directly,
+        # and a CUDA graph needs addresses that stay.
         self.state = self.optimizer.state[self.vector]
         if config.optimizer == "adamw":
             self.state["step"] = torch.zeros((), device=self.vector.device)
@@ -36,12 +42,15 @@ class FlatOptimizer:
             self.state["momentum_buffer"] = torch.zeros_like(self.vector)
 
     def reset(self) -> None:
-        """Set everything as before the first step."""
+        """Set everything as before the first step, in place: a graph knows the addresses."""
         if self.state:
             torch._foreach_zero_(list(self.state.values()))
 
     def take(self, found: Gradients) -> None:
-        """Take these for the weights' gradients; a weight without one has zero, and decays with the others."""
+        """Take these for the weights' gradients; a weight without one has zero, and decays with the others.
+
+        Autograd makes each gradient a tensor of its own; here they are copied side by side.
+        """
         pairs = list(self._pairs(found))
         if len(pairs) < len(found):
             self.gradients.vectors[self.vector.dtype].zero_()
@@ -126,7 +135,10 @@ def make_optimizer(weights: Iterable[Tensor], config: TrainConfig, method: Metho
 
 
 def settle(model: nn.Module, packed: Packed) -> nn.Module:
-    """Let those of a model's weights and buffers that are packed be the packed ones, and return it."""
+    """Make a model's weights and buffers views of the packed ones of the same names, and return it.
+
+    Parameters stay the same objects with other memory (`data`), so whoever holds one sees every change of the vector.
+    """
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for leaf, weight in module._parameters.items():

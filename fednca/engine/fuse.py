@@ -1,4 +1,9 @@
-"""What of a model kernels of our own can do, seen in a forward pass, and the model that uses them."""
+"""Find which modules of a model our kernels can do, and let the kernels do them.
+
+Two things show only while a model runs: what type of map a module is given, and whether the output of a BatchNorm goes
+to a ReLU and nowhere else, so that one kernel can do both. So the model is watched in one forward pass. Modules that
+fit then change their class; weights, buffers and their names stay, so state dicts stay the same.
+"""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -34,7 +39,8 @@ class Plan:
 
 @cache
 def available() -> bool:
-    """Tell whether kernels can be compiled and launched here, by the smallest of them."""
+    """Return whether kernels can be compiled and launched here, by the smallest of them."""
+    # Triton needs a C compiler and a GPU that is new enough; only a trial shows whether they are there.
     if not torch.cuda.is_available():
         return False
 
@@ -47,7 +53,7 @@ def available() -> bool:
 
 
 def watch(model: nn.Module, run: Callable[[], object]) -> Plan:
-    """See what can be fused while `run` passes something forward through the model, as in training."""
+    """Return what can be fused, seen while `run` passes a batch forward through the model as in training."""
     watcher = _Watcher()
     handles = []
     for path, module in model.named_modules():
@@ -100,7 +106,10 @@ def fuse(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def compiled(plan: Plan, modules: dict[str, nn.Module], device: torch.device) -> Plan:
-    """Compile what batches of any size need, before a step is captured; the plan loses what this GPU cannot do."""
+    """Compile what batches of any size need, before a step is captured; the plan loses what this GPU cannot do.
+
+    Triton compiles a kernel when it is first launched, which a capture does not allow.
+    """
 
     def compile_norms() -> None:
         from fednca.engine.kernels import inference, norms
@@ -127,7 +136,7 @@ def compiled(plan: Plan, modules: dict[str, nn.Module], device: torch.device) ->
 
 
 def works(compile_kernels: Callable[[], None]) -> bool:
-    """Tell whether kernels can be compiled and launched."""
+    """Return whether kernels can be compiled and launched."""
     try:
         compile_kernels()
         if torch.cuda.is_available():
@@ -138,7 +147,11 @@ def works(compile_kernels: Callable[[], None]) -> bool:
 
 
 class _Watcher(TorchFunctionMode):
-    """Follows the outputs of BatchNorms to whatever uses them first."""
+    """Follows the outputs of BatchNorms to whatever uses them first.
+
+    Hooks see modules only. A sum such as `y += x`, or a function such as `F.relu`, is seen by `__torch_function__`,
+    through which torch passes every operation while this mode is on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +181,7 @@ class _Watcher(TorchFunctionMode):
         return path
 
     def enter(self, seen: dict[str, Input], path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Note a module's input."""
+        """Note a module's input; one that is not the same every time, or of a type we have no kernel for, is unfit."""
         if len(inputs) != 1 or inputs[0].ndim != 4:
             self.unfit.add(path)
             return

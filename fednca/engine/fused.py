@@ -1,4 +1,8 @@
-"""Modules that kernels of our own do, each with what the kernels can take; what they cannot take, torch does."""
+"""Modules whose work our kernels do where they can, and torch does elsewhere.
+
+Each is a class that a module of torch is turned into (see `fuse`). It decides in every forward pass which of the two it
+is: the same model may be given another type, or a map with another layout in memory, that no kernel was compiled for.
+"""
 
 import math
 from typing import TypeGuard
@@ -10,11 +14,11 @@ from torch import Tensor, nn
 DEVICE = "cuda"  # whose tensors the kernels take
 DTYPES = {torch.bfloat16, torch.float32}
 LARGEST = 2**31 - 1  # elements of a map, which the kernels count with 32 bits
-ALIGNMENT = 16  # bytes, as the kernels were compiled for
+ALIGNMENT = 16  # bytes, as the kernels were compiled for: they read 16 at once
 
 
 class FusedBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d, and what was behind it: a shortcut's sum, a ReLU; what the kernels cannot take, torch does."""
+    """BatchNorm2d, and what was behind it: a shortcut's sum, a ReLU."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -30,7 +34,7 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
         if fits and self.training and input.numel() > self.num_features:
             from fednca.engine.kernels.norms import BatchNorm
 
-            if self.num_batches_tracked is not None:
+            if self.num_batches_tracked is not None:  # a slot counts for all its BatchNorms at once
                 self.num_batches_tracked.add_(1)
             found: Tensor = BatchNorm.apply(input, *own, self.momentum, self.eps, self.relu, shortcut)
             return found
@@ -45,7 +49,7 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
 
 
 class FusedMaxPool2d(nn.MaxPool2d):
-    """MaxPool2d(3, 2, 1); what the kernels cannot take, torch does."""
+    """MaxPool2d(3, 2, 1)."""
 
     dtype: torch.dtype
 
@@ -65,7 +69,7 @@ class FusedMaxPool2d(nn.MaxPool2d):
 
 
 class FusedStem(nn.Conv2d):
-    """A ResNet's first convolution; what the kernels cannot take, torch does."""
+    """A ResNet's first convolution."""
 
     dtype: torch.dtype
 
@@ -83,7 +87,7 @@ class FusedStem(nn.Conv2d):
 
 
 def fits_norm(module: nn.Module) -> bool:
-    """Tell whether a module is a BatchNorm that the kernels can do."""
+    """Return whether a module is a BatchNorm that the kernels can do."""
     return (
         type(module) is nn.BatchNorm2d
         and module.affine
@@ -94,7 +98,7 @@ def fits_norm(module: nn.Module) -> bool:
 
 
 def fits_pool(module: nn.Module) -> bool:
-    """Tell whether a module is the max pool that the kernels can do."""
+    """Return whether a module is the max pool that the kernels can do."""
     if type(module) is not nn.MaxPool2d or module.ceil_mode or module.return_indices:
         return False
     shape = (module.kernel_size, module.stride, module.padding, module.dilation)
@@ -102,7 +106,7 @@ def fits_pool(module: nn.Module) -> bool:
 
 
 def fits_stem(module: nn.Module) -> bool:
-    """Tell whether a module is the convolution that the kernels can do."""
+    """Return whether a module is the convolution that the kernels can do."""
     return (
         type(module) is nn.Conv2d
         and (module.in_channels, module.kernel_size, module.stride) == (3, (7, 7), (2, 2))
@@ -115,7 +119,7 @@ def fits_stem(module: nn.Module) -> bool:
 
 
 def usable(x: Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether the kernels compiled for a type can take a map as it lies in memory."""
+    """Return whether the kernels compiled for a type can take a map as it lies in memory."""
     return (
         x.device.type == DEVICE
         and x.dtype == dtype
@@ -127,14 +131,14 @@ def usable(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def only_evaluated(module: nn.Module, *inputs: Tensor | None) -> bool:
-    """Tell whether a module is not in training, and no gradient of what it makes of its inputs will be asked for."""
+    """Return whether a module is not in training, and no gradient of what it makes of its inputs will be asked for."""
     sources = (*inputs, *module.parameters())
     wanted = torch.is_grad_enabled() and any(source is not None and source.requires_grad for source in sources)
     return not (module.training or wanted)
 
 
 def gatherable(pixels: object, rows: Tensor, mean: Tensor) -> TypeGuard[Tensor]:
-    """Tell whether the kernel can take images, rows of a uint8 array (N, H, W, 3), from where they lie in memory."""
+    """Return whether the kernel can take images, rows of a uint8 array (N, H, W, 3), from where they lie in memory."""
     return (
         isinstance(pixels, Tensor)
         and pixels.device.type == DEVICE
@@ -150,7 +154,7 @@ def gatherable(pixels: object, rows: Tensor, mean: Tensor) -> TypeGuard[Tensor]:
 
 
 def stem_usable(images: Tensor, weight: Tensor) -> bool:
-    """Tell whether the kernels can take images and a weight as they are."""
+    """Return whether the kernels can take images and a weight as they are."""
     if images.device.type != DEVICE or images.ndim != 4 or images.numel() == 0:
         return False
     count, channels, height, width = images.shape

@@ -1,4 +1,21 @@
-"""The engine for a GPU: every client's step is a CUDA graph, and the clients of a round train side by side."""
+"""The engine for a GPU: each client's step is replayed as a CUDA graph, and the clients of a round train side by side.
+
+While a stream is *captured*, the kernels that PyTorch calls are recorded with their arguments instead of run.
+*Replaying* the graph launches all of them at once, without any Python. The step of a small network is hundreds of short
+kernels, and launching them one by one from Python takes longer than running them. Graphs bring four rules, which
+explain most of the code here and in `slots`, `lanes` and `passes`:
+
+- Addresses are fixed. A graph reads and writes the memory it was captured with. So a client trains in a slot whose
+  tensors never move, and its weights and data are copied in.
+- Python does not run again. A step cannot look at a value or branch on one. So the position of a batch is counted on
+  the GPU, each batch size has a graph of its own, and what losses draw is drawn before the first step.
+- A capture may not wait for the GPU, and nothing may happen in it for the first time. So everything is tried out once
+  before: kernels are compiled and caches filled.
+- The kernels of one stream run one after another. So each slot has a stream, and the GPU works on several clients at
+  once.
+
+On a CPU the same steps run directly, one client after another; tests compare them with the eager engine.
+"""
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
@@ -29,12 +46,15 @@ END = object()
 
 @dataclass
 class Task:
-    """A client's update in a round: what it sees, what it starts from, and where its outcome goes."""
+    """A client's update in a round: what it sees, what it starts from, and where its outcome goes.
+
+    The outcome is copied here as soon as the last step is done, since the next client then trains in the same slot.
+    """
 
     client: int
     feed: Feed
     state: Tensors
-    rng: torch.Generator  # of the losses, after all that the steps draw
+    rng: torch.Generator  # of the losses; what the steps draw has been taken from it already
     weights: Packed
     totals: Tensor
 
@@ -63,6 +83,7 @@ class GraphEngine(LocalEngine):
         )
         judged = [place.val, place.test]
         self.keep_states = keep_states
+        # All weights lie in one vector, by name; one weight of two names would need to be in two places.
         if len(list(place.model.parameters())) < len(list(place.model.named_parameters(remove_duplicate=False))):
             raise UnfitEngineError("layers of the model share a weight")
         longest = max(self.shards, key=len)
@@ -79,6 +100,8 @@ class GraphEngine(LocalEngine):
         self.slots: list[tuple[Slot, Lane]] = []
         self.asked: dict[Hashable, Tensors] = {}  # where an exchange of the closing reads what the server asks
         largest = max(size for shard in self.shards for size in sizes_of(shard, self.config.batch_size))
+        # What is made once (caches, room to judge in, graphs of whole passes) comes before `_plan`, which measures
+        # what is left and fills it with slots.
         self.common.try_out(*next(longest.batches(largest)))
         passed_over = [*judged, *(self.shards if self.method.closing or self.method.rule.adds_up else [])]
         self.passes = Passes(self.common, self.classes, max(map(len, passed_over), default=0))
@@ -95,18 +118,21 @@ class GraphEngine(LocalEngine):
             self.note += "; what follows a client's last step is done without"
 
     def _prepare_finish(self, longest: Shard) -> None:
-        """Try out what is done after the last step, and let it take its memory before slots take theirs."""
+        """Capture what is done after a client's last step, so that it takes its memory before slots take theirs."""
         self.seen = self.common.recorder()
         vars(self.seen).update(global_model=self.common.frozen.model)  # Local would make a copy
         tell = partial(self._finish_sums, self.seen)
         self.passes.prepare(FINISH, longest, tell)
-        if self.seen.shapes:  # what is drawn comes from the host
+        if self.seen.shapes:  # it draws on the host, which a replay would not do again
             self.passes.uncaptured.add(FINISH)
         elif self.device.type == "cuda":
             self.passes.add_up(FINISH, longest, finish_batch(self.device), tell)
 
     def _plan(self, wanted: int, largest: int) -> int:
-        """Build as many slots as are wanted and fit into memory, and return how many they are."""
+        """Build as many slots as are wanted and fit into memory, and return how many they are.
+
+        The first slot shows what one costs: its tensors, and what the graph of its largest step needs to run.
+        """
         before = free_memory(self.device)
         while len(self.slots) < wanted:
             slot, lane = Slot(self.common, self.classes), Lane(self.device)
@@ -116,6 +142,7 @@ class GraphEngine(LocalEngine):
             lane.do(largest, partial(slot.step, largest))
             if len(self.slots) == 1:
                 left = free_memory(self.device)
+                # Every client's weights are kept until the server has averaged them.
                 results = wanted * sum(v.numel() * v.element_size() for v in slot.values.vectors.values())
                 wanted = min(wanted, 1 + max(0, int((HEADROOM * left - results) // max(1, before - left))))
         return wanted
@@ -136,18 +163,25 @@ class GraphEngine(LocalEngine):
                 yield self._result(number, task)
 
     def _train_side_by_side(self, number: int, clients: Sequence[int], states: dict[int, Tensors]) -> Iterator[Trained]:
-        """Give all work to the GPU, the slots' steps in turn, and take the results as they come."""
+        """Let all slots train at once, and yield the results as clients finish.
+
+        One Python thread feeds all streams. It launches one step per slot in turn: if it launched a client's whole
+        round first, the other streams would have nothing to do meanwhile. A launch does not wait for the GPU, which
+        works through the queue of each stream on its own.
+        """
         main = torch.cuda.current_stream(self.device)
         done: deque[tuple[Task, torch.cuda.Event]] = deque()
 
         def work_off(slot: Slot, lane: Lane, queue: list[int]) -> Iterator[None]:
             for client in queue:
+                # Torch reuses memory by the stream it was allocated on. A task outlives the lane's work: main it is.
                 with torch.cuda.stream(main):
                     task = self._task(number, client, states)
-                lane.stream.wait_stream(main)
+                lane.stream.wait_stream(main)  # on the GPU; Python goes on
+                # Replays draw dropout from this generator.
                 lane.rng.manual_seed(derive_seed(self.seed, "dropout", number, client))
                 yield from self._steps(slot, lane, task)
-                done.append((task, lane.stream.record_event()))
+                done.append((task, lane.stream.record_event()))  # passed when the GPU is done with it, not Python
 
         steps = {client: len(sizes_of(self.shards[client], self.config.batch_size)) for client in clients}
         queues = deal(steps, len(self.slots))
@@ -162,7 +196,11 @@ class GraphEngine(LocalEngine):
             yield self._result(number, task)
 
     def _task(self, number: int, client: int, states: dict[int, Tensors]) -> Task:
-        """Draw everything that a client's update draws, in the eager engine's order, and bring it to the device."""
+        """Draw everything that a client's update draws, and bring it to the device.
+
+        Each purpose has its own generator, so drawing all of it in advance gives the same numbers as the eager engine,
+        which draws step by step.
+        """
         shard, epochs = self.shards[client], self.config.local_epochs
         order, losses, changes = (
             torch_rng(self.seed, what, number, client) for what in ("batches", "losses", "augment")
@@ -184,24 +222,25 @@ class GraphEngine(LocalEngine):
         return Task(client, feed, states.get(client, {}), losses, weights, totals)
 
     def _upload(self, tensor: Tensor) -> Tensor:
-        """Bring a tensor to the device without waiting for it."""
+        """Bring a tensor to the device without waiting for it, which only works from pinned memory."""
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _steps(self, slot: Slot, lane: Lane, task: Task) -> Iterator[None]:
-        """Do a task in a slot, yielding after each step."""
+        """Do a task in a slot, yielding after each step so that the other slots get theirs."""
         slot.begin(task.feed, task.state)
         if self.method.rule.centralized and task.state:
             slot.optimizer.load(task.state)
         for size in task.feed.sizes:
             lane.do(size, partial(slot.step, size))
             yield
+        # On the lane's stream, and so after the last step and before the slot's next client.
         task.weights.load(slot.values)
         task.totals.copy_(slot.totals)
         if self.method.rule.centralized:
             task.state = slot.optimizer.dump()
 
     def _result(self, number: int, task: Task) -> Trained:
-        """Let the method finish a client's update."""
+        """Let the method finish a client's update, whose last step is done."""
         shard, config = self.shards[task.client], self.config
         self.common.scratch.load(task.weights)
         local = Local(
@@ -231,7 +270,7 @@ class GraphEngine(LocalEngine):
         if not self.method.rule.adds_up:
             return self.method.rule.finish(local, {})
         seen = local
-        if FINISH not in self.passes.uncaptured:  # a graph reads where it did when it was captured
+        if FINISH not in self.passes.uncaptured:  # the graph reads the state where it was captured: copy it there
             seen = self.seen
             copy_all(local.state, seen.state)
         tell = partial(self._finish_sums, seen)
@@ -275,7 +314,7 @@ class GraphEngine(LocalEngine):
 
 
 def take_turns(working: dict[Lane, Iterator[None]], main: torch.cuda.Stream) -> None:
-    """Let every lane's work do its next step on the lane's stream, and forget the work that has ended."""
+    """Let every lane's work launch its next step on the lane's stream, and forget the work that has ended."""
     try:
         for lane, work in list(working.items()):
             torch.cuda.set_stream(lane.stream)  # the context manager for it costs as much as a launch
@@ -307,5 +346,5 @@ def free_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # what torch keeps for later counts as taken
     return torch.cuda.mem_get_info(device)[0]

@@ -1,4 +1,9 @@
-"""AdamW in one kernel for a slot of a GPU: where it can take torch's place, and how gradients get to it."""
+"""AdamW in one kernel for a slot of a GPU: where it can take torch's place, and how gradients get to it.
+
+Torch's AdamW on one vector of weights needs the gradients in one vector too. So each is copied there first, and the
+bf16 weights of the next forward pass are cast afterwards. This kernel reads each gradient where autograd left it, by a
+table of addresses, and writes the bf16 weights as it goes.
+"""
 
 from itertools import cycle
 
@@ -27,8 +32,8 @@ class OneKernel:
             device,
             **{name: options[name] for name in ("lr", "betas", "eps", "weight_decay")},
         )
-        # A captured step reads its gradients' addresses whenever it is replayed. A graph that could still be replayed
-        # has its row to itself: a lane drops the oldest one, and waits for it to end.
+        # A captured step reads its gradients' addresses whenever it is replayed, so each graph needs a row of its own.
+        # A lane keeps GRAPHS_KEPT graphs; it waits for the oldest and drops it before that one's row is reused.
         rows = torch.zeros(GRAPHS_KEPT + 1, len(self.places), dtype=torch.int64, pin_memory=device.type == "cuda")
         self.rows = cycle(rows)
 
@@ -39,6 +44,8 @@ class OneKernel:
         mine = [at_hand(*pair) for pair in zip(found, self.places, strict=True)]
         addresses = torch.tensor([address_of(each) for each in mine])
         if self.copies.is_cuda and torch.cuda.is_current_stream_capturing():
+            # The gradients lie at the same addresses in each replay as now, and only now does Python know them. It puts
+            # them into a row of pinned memory, which the GPU can read.
             given = next(self.rows).copy_(addresses)
         else:
             given = addresses.to(self.copies.device)
@@ -60,7 +67,7 @@ def in_one_kernel(optimizer: FlatOptimizer, copies: Tensor | None) -> OneKernel 
 
 
 def fits(optimizer: FlatOptimizer) -> bool:
-    """Tell whether an optimiser does what the kernel does, where the kernel can do it."""
+    """Return whether an optimiser does what the kernel does, where the kernel can do it."""
     return (
         isinstance(optimizer.optimizer, torch.optim.AdamW)
         and not optimizer.clip_norm
@@ -76,7 +83,7 @@ def at_hand(gradient: Tensor | None, place: Tensor) -> Tensor | None:
 
 
 def readable(gradient: Tensor, place: Tensor) -> bool:
-    """Tell whether the kernel can read a gradient: one that lies in memory as it would at its place."""
+    """Return whether the kernel can read a gradient: one that lies in memory as it would at its place."""
     strides = zip(gradient.shape, gradient.stride(), place.stride(), strict=True)
     return (
         gradient.device == place.device

@@ -1,4 +1,8 @@
-"""Ways through all images of a shard at fixed addresses, so that CUDA graphs can replay them."""
+"""Passes over all images of a shard at fixed addresses, so that CUDA graphs can replay them.
+
+This is to passes that change no weight (scores, and sums for a method) what a `Slot` is to steps. A shard's rows and
+labels are copied to fixed places; each replay visits the batch at the cursor and moves the cursor on (see `graphs`).
+"""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -29,11 +33,11 @@ class Passes:
         self.frozen = Frozen(common, common.start.clone())
         self.totals: dict[Hashable, Tensors] = {}  # where sums are added up, by name
         self.uncaptured: set[Hashable] = set()  # names of what graphs cannot do
-        self.stores: dict[int, ImageStore] = {}  # which graphs read from
+        self.stores: dict[int, ImageStore] = {}  # which graphs read from; kept, so that no id comes again
         self._make_room(room, classes)
 
     def _make_room(self, room: int, classes: int) -> None:
-        """Renew the places that graphs know, and so drop the graphs."""
+        """Renew the places that graphs know, and so drop the graphs, which would go on to use the old ones."""
         device, dtype = self.common.device, self.common.store.mean.dtype
         self.rows, self.offsets = torch.zeros(room, dtype=torch.int64, device=device), torch.arange(room, device=device)
         self.labels, self.scores = torch.zeros(2, room, classes, dtype=dtype, device=device)
@@ -57,7 +61,7 @@ class Passes:
         return found
 
     def prepare(self, name: Hashable, shard: Shard, tell: Tell) -> None:
-        """Try out on two images what will be told of batches, and make room for its sums."""
+        """Ask `tell` about two images, to learn the names and shapes of its sums, and make room for them."""
         told = tell(*next(shard.batches(2)))
         self.totals[name] = {key: torch.zeros_like(tensor) for key, tensor in told.items()}
 
@@ -66,7 +70,7 @@ class Passes:
         if name not in self.uncaptured:
             try:
                 return self._add_up_by_graphs(name, shard, batch_size, tell)
-            except RuntimeError:  # something in it waits for the device, say, or the memory is full
+            except RuntimeError:  # something in it waits for the device, say, or the memory is full: never try again
                 self.uncaptured.add(name)
         return add_up(tell(*batch) for batch in shard.batches(batch_size))
 

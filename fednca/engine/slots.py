@@ -1,4 +1,9 @@
-"""A slot: a fixed place in device memory where one client after another trains, so that a CUDA graph can replay it."""
+"""A slot: a fixed place in device memory where one client after another trains, so that a CUDA graph can replay it.
+
+A graph reads and writes the addresses it was captured with (see `graphs`). So whatever a step touches is made once and
+never moves: what all slots share is in `Common`, what belongs to the client that trains is in a `Slot`. The next client
+is copied in.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -20,7 +25,8 @@ from fednca.engine.moves import in_one_kernel
 from fednca.methods.contract import Local, Method, Server, Tensors
 from fednca.packed import Layout, Packed
 
-# Autocast turns these layers' weights to bf16 whenever they are used, and uses them for nothing else.
+# Autocast casts these layers' weights to bf16 whenever they are used, and uses them for nothing else. So they can be
+# given bf16 weights that were cast before, all at once.
 CAST = {nn.Conv1d, nn.Conv2d, FusedStem, nn.Linear, NonDynamicallyQuantizableLinear, nn.MultiheadAttention}
 
 
@@ -31,13 +37,13 @@ class SlotLocal(Local):
     drawn: Iterator[Tensor] = field(default_factory=lambda: iter(()))
 
     def rand(self, samples: int, *shape: int) -> Tensor:
-        """Return the step's next numbers."""
+        """Return the step's next numbers, which were drawn on the CPU before the first step."""
         return next(self.drawn)
 
 
 @dataclass
 class Recorder(Local):
-    """Notes what a step draws."""
+    """Notes what a step draws, so that it can be drawn in advance."""
 
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -69,7 +75,11 @@ class Common:
         self.state = method.rule.start_client(started)
 
     def try_out(self, images: Tensor, labels: Tensor) -> None:
-        """Take the gradients of one step, to learn what a step consists of and to fill every cache a model may have."""
+        """Take the gradients of one step, to learn what a step consists of and to fill every cache a model may have.
+
+        It learns the names of the loss's terms, the shapes of what is drawn, what our kernels can do, and by how much a
+        step moves integer buffers (BatchNorm's counters of batches).
+        """
         self.scratch.load(self.start)
         local = self.recorder()
         before = {name: tensor.clone() for name, tensor in self.scratch.items() if not tensor.is_floating_point()}
@@ -97,7 +107,7 @@ class Common:
         return Recorder(0, 0, *given)
 
     def begin(self, server: Server) -> None:
-        """Take what a round begins with."""
+        """Copy what a round begins with to where the graphs read it."""
         self.start.load(server.weights)
         self.frozen.renew()
         copy_all(self.method.rule.send(server), self.received)
@@ -109,7 +119,10 @@ class Common:
 
 
 class Frozen:
-    """A model that scores images and is not trained, with the tensors it is given; in bf16 they are cast in advance."""
+    """A model that scores images and is not trained, with the tensors it is given.
+
+    In bf16 its weights are cast once after they have changed; autocast would cast them again for every batch.
+    """
 
     def __init__(self, common: Common, values: Packed) -> None:
         """Build the model of these tensors."""
@@ -126,7 +139,7 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Feed:
-    """What one client sees in one round, in the order of its steps."""
+    """What one client sees in one round: all its batches, one behind the other in the order of its steps."""
 
     rows: Tensor  # of the store, (n·epochs,)
     labels: Tensor  # (n·epochs, C)
@@ -146,6 +159,8 @@ class Slot:
         self.optimizer = FlatOptimizer(self.values, common.trainable, config, common.method)
         self.model = common.copy_model(self.values).train()
         self.increments = self._count_at_once()
+        # Masters are the weights that the optimiser moves, in float32. Leaves are what the forward pass uses and what
+        # gradients are taken by: the same tensors or, in bf16, copies for the layers that autocast would cast anyway.
         self.masters = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.shadow = None
         if config.precision == "bf16":
@@ -181,7 +196,10 @@ class Slot:
         vars(self.local).update(weights=self.masters, global_model=common.frozen.model)  # Local would make copies
 
     def begin(self, feed: Feed, state: Tensors) -> None:
-        """Set everything to the beginning of a client's round."""
+        """Copy a client in, and set everything to the beginning of its round.
+
+        A client with fewer images than others leaves the end of the fixed tensors as it was; no step gets there.
+        """
         self.values.load(self.common.start)
         self.renew_shadow()
         self.optimizer.reset()
@@ -195,7 +213,7 @@ class Slot:
     def step(self, size: int) -> None:
         """Take the next step, on a batch of this size; every address it reads and writes is fixed."""
         common, config, method, local = self.common, self.common.config, self.common.method, self.local
-        at = self.cursor + self.offsets[:size]
+        at = self.cursor + self.offsets[:size]  # counted on the GPU: a replay cannot be told which batch is next
         change = None
         if self.feed.changes:
             change = partial(augment, draws=self.feed.changes[0][at], config=config.augment)
@@ -211,12 +229,15 @@ class Slot:
         self.cursor.add_(size)
 
     def renew_shadow(self) -> None:
-        """Cast the weights for the next forward pass, all at once."""
+        """Cast the weights for the next forward pass, all with one kernel."""
         if self.shadow is not None:
             self.shadow.copy_(self.optimizer.vector.detach())
 
     def _move(self, terms: Tensors, penalties: Tensors) -> None:
-        """Move the weights along the gradients of losses, and what was cast of them with them."""
+        """Move the weights along the gradients of the losses, and renew their bf16 copies.
+
+        Our own kernel writes the copies as it goes, but not what the method corrects afterwards.
+        """
         found = torch.autograd.grad(added(terms), list(self.leaves.values()), allow_unused=True)
         kernel = None if penalties else self.one_kernel
         if kernel is not None:
@@ -233,7 +254,10 @@ class Slot:
             self.renew_shadow()
 
     def _count_at_once(self) -> Tensor | None:
-        """Take the counting of batches out of BatchNorm, and return what one addition adds to all counters."""
+        """Take the counting of batches out of BatchNorm, and return what one addition adds to all counters.
+
+        Each BatchNorm would launch a kernel to add 1 to a number of its own.
+        """
         if torch.int64 not in self.values.vectors:
             return None
         increments = Packed(self.common.layout, {d: torch.zeros_like(v) for d, v in self.values.vectors.items()})

@@ -2,7 +2,8 @@
 
 The weights lie in a vector, each at a multiple of 64 numbers, with gaps between them that are left alone; moments and
 bf16 copies lie alike. A program has a block of one weight. A table says where the gradients lie: addresses that are
-multiples of 16 bytes, plus a number for their type; zero stands for a weight that has no gradient.
+multiples of 16 bytes, plus a number for their type; zero stands for a weight that has no gradient. (The lowest bits of
+such an address are free, so one number tells both.)
 """
 # mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: ANN001, ANN202 (triton gives annotations of kernels a meaning of its own)
@@ -21,18 +22,20 @@ BLOCK, WARPS = 4096, 8  # numbers of one program
 TYPES = {torch.bfloat16: 1, torch.float32: 2}  # of gradients, as they are added to addresses
 BF16: tl.constexpr = tl.constexpr(TYPES[torch.bfloat16])
 SINGLE: tl.constexpr = tl.constexpr(TYPES[torch.float32])
-FIXED = ["step_ptr", "given_ptr", "weights"]  # which are what they are: not what triton compiles for
+FIXED = ["step_ptr", "given_ptr", "weights"]  # whose values triton does not compile for
 
 
 @triton.jit(do_not_specialize=FIXED)
 def _begin_step(step_ptr, constants_ptr, rates_ptr, given_ptr, addresses_ptr, weights, WEIGHTS: tl.constexpr):
     step = tl.load(step_ptr) + 1  # one warp reads it at once, and then writes it
     tl.store(step_ptr, step)
-    step = step.to(tl.float64)  # float32 knows 1 - 0.999 to five digits
+    # 1 - beta^step, as 1 - exp(step·log beta), in float64: float32 knows 1 - 0.999 to five digits
+    step = step.to(tl.float64)
     correction1 = 1 - tl.exp(step * tl.load(constants_ptr + 1))
     correction2 = 1 - tl.exp(step * tl.load(constants_ptr + 2))
     tl.store(rates_ptr, (tl.load(constants_ptr) / correction1).to(tl.float32))
     tl.store(rates_ptr + 1, (1 / tl.sqrt(correction2)).to(tl.float32))
+    # The table may lie in the host's memory. It is fetched once, here, instead of by every program of the next launch.
     at = tl.arange(0, WEIGHTS)
     tl.store(addresses_ptr + at, tl.load(given_ptr + at, mask=at < weights, other=0), mask=at < weights)
 
@@ -49,6 +52,7 @@ def _move_block(
     start = address - (address & 3)
     bf16_ptr = tl.multiple_of(start.to(tl.pointer_type(tl.bfloat16)), 16) + first
     single_ptr = tl.multiple_of(start.to(tl.pointer_type(tl.float32)), 16) + first
+    # One of the two loads reads nothing; which one is known only when the kernel runs.
     narrow = tl.load(bf16_ptr + at, mask=inside & (kind == BF16), other=0.0).to(tl.float32)
     wide = tl.load(single_ptr + at, mask=inside & (kind == SINGLE), other=0.0)
     g = tl.where(kind == SINGLE, wide, narrow)
@@ -56,6 +60,7 @@ def _move_block(
     m = beta1 * tl.load(m_ptr + at, mask=inside, other=0.0) + rest1 * g
     v = beta2 * tl.load(v_ptr + at, mask=inside, other=0.0) + rest2 * g * g
     w -= decay * w
+    # Rounded as torch rounds; triton's plain division and root of float32 are approximate.
     w -= rate * tl.math.div_rn(m, tl.math.sqrt_rn(v) * root + eps)
     tl.store(m_ptr + at, m, mask=inside)
     tl.store(v_ptr + at, v, mask=inside)

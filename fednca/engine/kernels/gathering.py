@@ -1,7 +1,8 @@
 """Triton kernel that takes images out of a resident uint8 array and normalises them, in one launch.
 
-An image lies in memory as H·W·3 bytes, and in the batch as as many numbers in the same order. Stores are larger than
-32 bits can count, hence the 64 bits of rows and of the image's place in the batch.
+Torch would copy the rows, convert them, subtract and divide, and write the whole batch to memory each time. An image
+lies in memory as H·W·3 bytes, and in the batch as that many numbers in the same order. Stores are larger than 32 bits
+can count, hence the 64 bits of rows and of the image's place in the batch.
 """
 # mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: ANN001, ANN202 (triton gives annotations of kernels a meaning of its own)
@@ -16,7 +17,7 @@ from torch import Tensor
 from fednca.engine.kernels.shared import OPTIONS
 
 BYTES, WARPS = 1024, 4  # of one program
-FIXED = ["rows_ptr", "mean_ptr", "std_ptr"]  # which lie where they lie: not what triton compiles for
+FIXED = ["rows_ptr", "mean_ptr", "std_ptr"]  # whose addresses triton does not compile for
 
 
 @triton.jit

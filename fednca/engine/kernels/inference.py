@@ -1,7 +1,7 @@
 """Triton kernel for evaluation on a GPU: BatchNorm of channels-last maps, perhaps with a shortcut's sum and a ReLU.
 
-It normalises by running statistics. A map (N, C, H, W) lies in memory as rows (N·H·W) of C values; each program has
-one tile of it.
+It normalises by running statistics, so nothing is reduced first and each program can do its tile alone. A map
+(N, C, H, W) lies in memory as rows (N·H·W) of C values.
 """
 # mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: ANN001, ANN202 (triton gives annotations of kernels a meaning of its own)

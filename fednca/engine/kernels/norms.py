@@ -1,9 +1,13 @@
 """Triton kernels for training on a GPU: BatchNorm of channels-last maps, perhaps with a shortcut's sum and a ReLU.
 
-A map (N, C, H, W) lies in memory as rows (N·H·W) of C values. A large one is reduced to partial results in a first
-launch; in a second one, every program joins them and writes its rows. A small one takes a single launch. Sums run in a
-fixed order, without atomics, so that a run repeats itself; and a kernel compiled once serves batches of every size, so
-that a step can be captured without compiling.
+A map (N, C, H, W) lies in memory as rows (N·H·W) of C values. BatchNorm is bound by memory: what counts is how often
+the map is read and written. In training, mean and variance of a channel must be known before its first output is
+written. A large map takes two launches for that: the first reduces it to partial results; in the second, every program
+joins them for itself and writes its rows. A small map takes one launch, whose programs have all rows of some channels.
+The shortcut's sum and the ReLU are done while the value is at hand anyway.
+
+Sums run in a fixed order, without atomics, so that a run repeats itself; and a kernel compiled once serves batches of
+every size, so that a step can be captured without compiling.
 """
 # mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: ANN001, ANN202, ANN401 (triton gives annotations of kernels a meaning of its own)
@@ -27,7 +31,7 @@ WRITE_PROGRAMS = 264
 SMALL, SMALL_PER_CHANNEL = 2048, 32  # rows up to which one launch does all, each program for its own channels
 SMALL_ROWS, SMALL_CHANNELS, SMALL_WARPS = 512, 16, 8
 
-# What triton would otherwise compile for anew: numbers that depend on the batch, and weights that lie where they lie
+# What triton would otherwise compile for again: numbers that depend on the batch, and addresses of weights
 FIXED = [
     "rows", "splits", "per_split", "per_program", "weight_ptr", "bias_ptr", "running_mean_ptr", "running_var_ptr",
 ]  # fmt: skip
@@ -47,7 +51,10 @@ def _join(counts, means, squares, total):
 
 @triton.jit
 def _moments(x_ptr, start, stop, cols, C, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return mean and sum of squared deviations (COLS,) of some rows: Welford's update in every lane, then joined."""
+    """Return mean and sum of squared deviations (COLS,) of some rows: Welford's update in every lane, then joined.
+
+    E[x²] - E[x]² would need one pass too, but its two terms cancel where the mean is far from zero.
+    """
     means = tl.zeros([ROWS, COLS], tl.float32)
     squares = tl.zeros([ROWS, COLS], tl.float32)
     for step in range(tl.cdiv(stop - start, ROWS)):
@@ -56,7 +63,7 @@ def _moments(x_ptr, start, stop, cols, C, ROWS: tl.constexpr, COLS: tl.constexpr
         apart = tl.where(inside, x - means, 0.0)
         means += apart * (1.0 / (step + 1))
         squares += apart * (x - means)
-    counts = (stop - start - tl.arange(0, ROWS) + ROWS - 1) // ROWS
+    counts = (stop - start - tl.arange(0, ROWS) + ROWS - 1) // ROWS  # rows that each lane has seen
     return _join(counts, means, squares, stop - start)
 
 
@@ -84,6 +91,7 @@ def _write_output(
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    # From the end of the map to its start: what was reduced last is most likely still in the cache.
     part = tl.num_programs(1) - 1 - tl.program_id(1)
     start = part * per_program
     if PARTIALS == 0:  # this program has all rows
@@ -95,7 +103,7 @@ def _write_output(
         counts = tl.maximum(tl.minimum(rows - tl.arange(0, PARTIALS) * per_split, per_split), 0)
         mean, square = _join(counts, means, squares, rows)
     inverse = 1.0 / tl.sqrt(square / rows + eps)
-    if part == 0:
+    if part == 0:  # one program of each block of channels keeps what all of them have found
         tl.store(saved_ptr + cols, mean, mask=cols < C)
         tl.store(saved_ptr + C + cols, inverse, mask=cols < C)
         _follow(running_mean_ptr, cols, C, mean, momentum)
@@ -123,7 +131,10 @@ def _kept(saved_ptr, weight_ptr, bias_ptr, cols, C):
 
 @triton.jit
 def _load_pair(x_ptr, g_ptr, at, inside, mean, scale, bias, RELU: tl.constexpr):
-    """Return a tile of x - mean, and of the gradient where ReLU let the value through."""
+    """Return a tile of x - mean, and of the gradient where ReLU let the value through.
+
+    Whether it did is computed again from x, which is cheaper than to keep a mask of the whole map.
+    """
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
     g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if RELU:
@@ -179,6 +190,7 @@ def _write_gradient(
     if part == 0:
         tl.store(affine_ptr + cols, product * inverse, mask=cols < C)
         tl.store(affine_ptr + C + cols, plain, mask=cols < C)
+    # dx = scale·(g - mean(g) - x̂·mean(g·x̂)), with x̂ = (x - mean)·inverse
     constant = plain / rows
     slope = product * inverse * inverse / rows
     steps = tl.cdiv(tl.minimum(per_program, rows - start), ROWS)
@@ -290,14 +302,14 @@ class BatchNorm(torch.autograd.Function):
         x, weight, bias, saved, y = ctx.saved_tensors
         g = aligned(g)
         if y is not None:
-            g = torch.ops.aten.threshold_backward(g, y, 0)  # the ReLU's own way back
+            g = torch.ops.aten.threshold_backward(g, y, 0)  # the ReLU's own way back: BatchNorm and shortcut need it
         with torch.cuda.device_of(x):
             found = backward(x, g, weight, bias, saved, ctx.relu and y is None, is_small(x))
         return *found, None, None, None, None, None if y is None else g
 
 
 def is_small(x: Tensor) -> bool:
-    """Tell whether one launch does everything."""
+    """Return whether one launch does everything."""
     channels, rows = x.shape[1], x.numel() // x.shape[1]
     return rows <= min(SMALL, SMALL_PER_CHANNEL * channels)
 
@@ -308,6 +320,6 @@ def warm_up(channels: int, dtype: torch.dtype, relu: bool, device: torch.device,
     x = torch.zeros(2, channels, 1, 1, dtype=dtype, device=device)
     weight, bias, mean, var = torch.ones(4, channels, dtype=torch.float32, device=device)
     with torch.cuda.device_of(x):
-        for small in (True, False):
+        for small in (True, False):  # both ways, whatever the size of this map
             y, saved = forward(x, weight, bias, [mean, var], 0.1, 1e-5, relu, small, x if add else None)
             backward(x, y, weight, bias, saved, relu and not add, small)

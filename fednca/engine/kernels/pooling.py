@@ -1,8 +1,9 @@
 """Triton kernels for a GPU: max pooling of channels-last maps, 3x3 windows two apart, border of one.
 
 Window (a, b) covers the pixels (2a-1 … 2a+1, 2b-1 … 2b+1); which of its nine won is one byte, kept for the way back
-alone. There, the program of window (a, b) writes the pixels (2a, 2b) … (2a+1, 2b+1): each belongs to at most four
-windows, so it adds up what comes from those that it won, and nothing is written twice.
+alone. Windows overlap: if each wrote its gradient to the pixel that won, they would have to take turns. Instead the
+program of window (a, b) writes the pixels (2a, 2b) … (2a+1, 2b+1): each belongs to at most four windows, so it adds up
+what comes from those that it won. Nothing is written twice, and sums have a fixed order.
 """
 # mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: ANN001, ANN202, ANN401 (triton gives annotations of kernels a meaning of its own)
@@ -19,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from fednca.engine.kernels.shared import OPTIONS, aligned, block_of
 
 WINDOWS, WARPS = 16, 4  # of one program, along a row
-FIXED = ["height", "width", "out_height", "out_width"]  # not what triton compiles for
+FIXED = ["height", "width", "out_height", "out_width"]  # whose values triton does not compile for
 
 
 @triton.jit

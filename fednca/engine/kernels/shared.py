@@ -13,7 +13,10 @@ OPTIONS = {"enable_fp_fusion": True}  # the default is not the same in all versi
 
 @triton.jit
 def tile_at(start, step, stop, cols, C, ROWS: tl.constexpr):
-    """Return the offsets (ROWS, COLS) of a tile, and which of them are inside."""
+    """Return the offsets (ROWS, COLS) of a tile, and which of them are inside.
+
+    The tile is that of a program's `step`: ROWS rows of a channels-last map with C channels, which ends before `stop`.
+    """
     rows = start + step * ROWS + tl.arange(0, ROWS)
     return rows[:, None] * C + cols[None, :], (rows < stop)[:, None] & (cols < C)[None, :]
 
@@ -34,6 +37,7 @@ def write_tile(
 
 def block_of(channels: int) -> int:
     """Return how many channels a program has."""
+    # The sides of triton's tiles are powers of two, and what tensor cores multiply has at least 16.
     return min(CHANNELS, max(16, int(triton.next_power_of_2(channels))))
 
 

@@ -1,6 +1,7 @@
 """Triton kernels for a ResNet's first convolution: 7x7 over three channels, two apart, border of three, in bf16.
 
-Blocks of 2x2 pixels are folded into 16 channels, dy·8 + dx·3 + c, the other four zeros. With two blocks of border
+Tensor cores multiply matrices whose inner side is a multiple of 16, and three channels leave most of that empty. So
+blocks of 2x2 pixels are folded into 16 channels, dy·8 + dx·3 + c, the other four zeros. With two blocks of border
 before the image and one behind it, the convolution is one of 4x4 blocks, one apart. The four blocks of a row lie one
 behind the other in memory, so a tile of pixels in one row of taps is a matrix (COLUMNS, 64), which tensor cores take.
 A column is all pixels of one x of one image; a program has a tile of columns, and goes down the rows.
@@ -27,7 +28,7 @@ BACKWARD_WARPS, BACKWARD_STAGES = 4, 3
 SPLITS = 264  # programs that share the pixels of the weight's gradient, at most
 JOIN_SPLITS, JOIN_WARPS = 64, 4  # whose results are added in one step
 
-# What triton would otherwise compile for anew: numbers that depend on the batch, and weights that lie where they lie
+# What triton would otherwise compile for again: numbers that depend on the batch, and addresses of weights
 FIXED = [
     "weight_ptr", "stride_k", "stride_c", "stride_r", "stride_s", "gradient_ptr",
     "height", "width", "columns", "steps", "per_program", "per_split", "splits",
@@ -110,6 +111,8 @@ def _convolve(
     second = tl.load(kernel_ptr + ROW * COLS + kernel)
     third = tl.load(kernel_ptr + 2 * ROW * COLS + kernel)
     fourth = tl.load(kernel_ptr + 3 * ROW * COLS + kernel)
+    # Each row of blocks lies under the kernel for four rows of the map. It is loaded once and added to all four; a row
+    # of the map is done when it has seen its fourth row of taps.
     one = tl.zeros([COLUMNS, COLS], tl.float32)  # rows of the map that have seen one, two and three rows of taps
     two = tl.zeros([COLUMNS, COLS], tl.float32)
     three = tl.zeros([COLUMNS, COLS], tl.float32)
@@ -131,6 +134,7 @@ def _correlate(
     folded_ptr, g_ptr, partials_ptr, columns, height, width, steps, per_split,
     C: tl.constexpr, COLS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    # The sum runs over all pixels of the batch. A program adds up its share of them; `_join` adds up the programs'.
     split = tl.program_id(0)
     cols = tl.arange(0, COLS)
     down = tl.cdiv(height, ROWS)
