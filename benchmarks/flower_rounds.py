@@ -25,9 +25,9 @@ from peers.flags import call
 from rich.console import Console
 from rich.table import Table
 
+from fednca.base.errors import RunFailedError
 from fednca.config import Config, load_config
 from fednca.data.processes import cores
-from fednca.errors import RunFailedError
 
 BENCHMARKS = Path(__file__).parent
 APPS = {"flower": "Flower, no-op", "fednca": "fednca"}

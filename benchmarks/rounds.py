@@ -24,14 +24,15 @@ from peers.work import SYNTHETIC_IMAGES, Work, largest_distance, load_work
 from rich.console import Console
 from rich.table import Table
 
-from fednca.config import Config, leaves, load_config, parse_value
+from fednca.base.devices import pick_device
+from fednca.base.errors import FedncaError, unknown_name
+from fednca.cli.flags import whole
+from fednca.config import Config, leaves, load_config
+from fednca.config.fields import parse_value
 from fednca.data.processes import cores
-from fednca.devices import pick_device
-from fednca.engine.select import select_engine
-from fednca.errors import FedncaError, unknown_name
-from fednca.flags import whole
+from fednca.engines.select import select_engine
+from fednca.measures.metrics import multilabel_metrics
 from fednca.methods.contract import Tensors
-from fednca.metrics import multilabel_metrics
 
 Key = tuple[str, int]  # row and threads
 MEBI = 2**20

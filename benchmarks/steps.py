@@ -18,15 +18,15 @@ from peers.flags import call, new_file
 from rich.console import Console
 from rich.table import Table
 
+from fednca.base.devices import pick_device
+from fednca.cli.flags import whole
 from fednca.config import Config, load_config
-from fednca.devices import pick_device
-from fednca.engine.batches import Shard
-from fednca.engine.contract import Engine
-from fednca.engine.eager import EagerEngine
-from fednca.engine.graphs import GraphEngine
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_store
-from fednca.flags import whole
+from fednca.engines.contract import Engine
+from fednca.engines.eager import EagerEngine
+from fednca.engines.graphs.engine import GraphEngine
+from fednca.engines.images import Shard
+from fednca.engines.model import build_model
+from fednca.engines.workplace import build_store
 from fednca.methods import create_method
 from fednca.methods.contract import Server
 

@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fednca.base.errors import FedncaError
     from fednca.config import Config, load_config
-    from fednca.errors import FedncaError
     from fednca.runs import Run, resume, train
     from fednca.runs.callbacks import Callback
 
@@ -22,7 +22,7 @@ __all__ = ["Callback", "Config", "FedncaError", "Run", "load_config", "resume", 
 _HOMES = {
     "Callback": "fednca.runs.callbacks",
     "Config": "fednca.config",
-    "FedncaError": "fednca.errors",
+    "FedncaError": "fednca.base.errors",
     "Run": "fednca.runs",
     "load_config": "fednca.config",
     "resume": "fednca.runs",

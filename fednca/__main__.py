@@ -2,7 +2,7 @@
 
 import sys
 
-from fednca.cli import main
+from fednca.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -32,10 +32,10 @@ from plan import (
 from seed_tables import NOT_RUN, NOTHING, folded, markdown, number
 from study import Record, Study, dataset_and_beta, metric_of, tried
 
-from fednca.progress import SHOWN
+from fednca.bench.rows import show
+from fednca.measures.metrics import SHOWN
 from fednca.report.comparison import Entry as Beside
 from fednca.report.published import published
-from fednca.rows import show
 
 SHORT = 8  # characters of a commit
 TRAINED_BY = {  # what is shown of a run's settings, and where it stands in them

@@ -27,8 +27,8 @@ from study import Study
 from summary import in_short
 from swings import do_runs_settle
 
-from fednca.errors import FedncaError
-from fednca.files import explain_write, write_atomic
+from fednca.base.errors import FedncaError
+from fednca.base.files import explain_write, write_atomic
 
 NOTES = Path(__file__).parent / "notes.md"
 OUT = Path(__file__).parents[1] / "docs"

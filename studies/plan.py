@@ -6,9 +6,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fednca.bench.rows import parse_row, show
 from fednca.config import Config, load_config
 from fednca.report.published import published
-from fednca.rows import parse_row, show
 
 DERMAMNIST = ("dermamnist-0.1", "dermamnist-0.5")
 CIFAR10 = ("cifar10-0.5", "cifar10-0.1")

@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from plan import Entry, chosen_draw
 
-from fednca.collapse import Pairs, class_means, positive_pairs
+from fednca.base.devices import pick_device
+from fednca.base.files import explain_write, write_atomic
 from fednca.data.distances import cooccurrence_distance, label_distance, missing_classes
 from fednca.data.partition import summary
-from fednca.devices import pick_device
-from fednca.engine.workplace import build_store
-from fednca.files import explain_write, write_atomic
+from fednca.engines.workplace import build_store
+from fednca.measures.collapse import Pairs, class_means, positive_pairs
 from fednca.report.comparison import COLUMNS, value_of
 from fednca.runs import Run
 from fednca.runs.folder import read_json
@@ -97,7 +97,7 @@ def describe_partition(run: Run) -> dict[str, Any]:
 def describe_features(run: Run, *, mapped: bool) -> dict[str, Any]:
     """Return how well classes and label counts part the final model's test features, class means, and a map if wanted.
 
-    An image counts once for each of its labels, as in `fednca.collapse`; silhouettes are those of cosine distances
+    An image counts once for each of its labels, as in `fednca.measures.collapse`; silhouettes are those of cosine distances
     between the features themselves: of all, of those of images with one label, and of as many features for classes that
     an image does not show, which little but a class's own query can part.
     """

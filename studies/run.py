@@ -22,13 +22,13 @@ from plan import Entry, plan, voc
 from records import AGAIN, RECORDS, read_records, write_record
 from rich.console import Console
 
-from fednca.bench import Cell
-from fednca.crew import Crew, Outcome
-from fednca.devices import pick_device
-from fednca.errors import FedncaError
-from fednca.flags import whole
-from fednca.report.bench_view import PlainView, Record
-from fednca.rows import parse_row
+from fednca.base.devices import pick_device
+from fednca.base.errors import FedncaError
+from fednca.bench.cells import Cell
+from fednca.bench.local import Crew, Outcome
+from fednca.bench.rows import parse_row
+from fednca.cli.bench_view import PlainView, Record
+from fednca.cli.flags import whole
 from fednca.runs import Run
 
 RUNS = Path("runs/study")

@@ -9,11 +9,11 @@ from paired import differences, over_seeds
 from plan import SEEDS
 from study import COMPARED, METRICS, Measure, Study, dataset_and_beta, metric_of
 
+from fednca.bench.rows import parse_row
 from fednca.methods import find_method
 from fednca.report.comparison import Entry, Line, ranks
 from fednca.report.published import published
 from fednca.report.tables import mean_and_std
-from fednca.rows import parse_row
 
 ABLATIONS = Path(__file__).parent / "published_ablations.csv"
 NOT_RUN = "not run"

@@ -14,10 +14,11 @@ import torch
 from helpers import LeastSquares, tiny
 from parity import play, start
 
-from fednca.engine import fused, moves
-from fednca.engine.flat import FlatOptimizer
-from fednca.engine.graphs import GraphEngine
-from fednca.packed import Layout, Packed
+from fednca.base.tensors import Layout, Packed
+from fednca.engines.graphs import one_kernel
+from fednca.engines.graphs.engine import GraphEngine
+from fednca.engines.optimizer import FlatOptimizer
+from fednca.kernels import layers
 
 MARK = 7.0  # in gaps between weights, which nobody may touch
 LONG = 2 * 4096 + 7  # numbers: two whole blocks of the kernel, and some
@@ -92,7 +93,7 @@ def gradients(step, device="cpu"):
 def prepare(options, device="cpu"):
     """Return weights and the kernel that moves them."""
     setting = Setting.build(options, device)
-    return setting, moves.OneKernel(setting.optimizer, setting.copies.vectors[torch.bfloat16])
+    return setting, one_kernel.OneKernel(setting.optimizer, setting.copies.vectors[torch.bfloat16])
 
 
 def with_kernel(options, device="cpu"):
@@ -152,7 +153,7 @@ def round_of(name):
     """Return the server before and after a round, and how often the kernel was used in it."""
     job, server = start(tiny(**UNEQUAL, method__name=name, train__batch_size=32))
     before = play(job, job.engine, server, 1)
-    with mock.patch.object(moves.OneKernel, "step", autospec=True, side_effect=moves.OneKernel.step) as step:
+    with mock.patch.object(one_kernel.OneKernel, "step", autospec=True, side_effect=one_kernel.OneKernel.step) as step:
         after = play(job, graphs(job), before.server, 1, before.states, first=2)
     return before.server, after.server, step.call_count
 
@@ -187,8 +188,8 @@ def main(path: str) -> None:
     """Save what the kernel makes of all cases, and of rounds."""
     _teach_rounding()
     found = {("steps", name): with_kernel(options) for name, options in OPTIONS.items()}
-    fused.DEVICE = "cpu"
-    with mock.patch.object(moves, "available", return_value=True):
+    layers.DEVICE = "cpu"
+    with mock.patch.object(one_kernel, "available", return_value=True):
         for name in ROUNDS:
             _, after, used = round_of(name)
             found["round", name] = {"weights": dict(after.weights), "used": used}

@@ -2,8 +2,8 @@
 
 import torch
 
-from fednca import fisher
-from fednca.engine.local_update import add_up
+from fednca.engines.local_update import add_up
+from fednca.measures import fisher
 from fednca.methods.contract import Local
 
 

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from fednca.bench import Bench, plan_bench
+from fednca.bench.cells import Bench, plan_bench
 from fednca.config import Config, load_config
 from fednca.methods.contract import Learner
 from fednca.runs.callbacks import Callback

@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from fednca.engine import fuse, fused
-from fednca.engine.batches import IMAGENET, ImageStore
+from fednca.engines.images import IMAGENET, ImageStore
+from fednca.kernels import fusion, layers
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Sum(nn.Module):
 
     def forward(self, x):
         shortcut = x.flip(0).contiguous(memory_format=torch.channels_last)
-        if isinstance(self.norm, fused.FusedBatchNorm2d):
+        if isinstance(self.norm, layers.FusedBatchNorm2d):
             return self.norm(x, shortcut)
         return (self.norm(x) + shortcut).relu()
 
@@ -119,11 +119,11 @@ def no_operations_of_torch():
 def with_kernels(module, case, relu=False):
     """Return a copy of a module that uses the kernels for this map, and does the ReLU behind it if asked to."""
     model = nn.Sequential(copy.deepcopy(module).to(torch.float32), nn.ReLU(inplace=True))
-    seen = {"0": fuse.Input(case.shape[1], case.dtype)}
-    plan = fuse.Plan(norms=seen) if isinstance(module, nn.BatchNorm2d) else fuse.Plan(pools=seen)
+    seen = {"0": fusion.Input(case.shape[1], case.dtype)}
+    plan = fusion.Plan(norms=seen) if isinstance(module, nn.BatchNorm2d) else fusion.Plan(pools=seen)
     if relu:
         plan.relus["0"] = "1"
-    return fuse.fuse(model, plan)[0]
+    return fusion.accelerate(model, plan)[0]
 
 
 def outcome(module, x, g, then=None):
@@ -231,9 +231,9 @@ def interpret(path: Path) -> dict:
 
 def main(path: str) -> None:
     """Save what the kernels make of all maps and images."""
-    from fednca.engine.kernels import gathering, norms
+    from fednca.kernels import gathering, norms
 
-    fused.DEVICE = "cpu"
+    layers.DEVICE = "cpu"
     norms.REDUCE_PROGRAMS, norms.WRITE_PROGRAMS = 4, 6  # so that small maps take several steps
     found = {}
     for name, case in NORMS.items():
@@ -265,7 +265,7 @@ def main(path: str) -> None:
         found["gather", name] = gathering.gather(images.pixels, torch.tensor(rows), images.mean, images.std)
     model, images = net()
     watched = copy.deepcopy(model)
-    fuse.fuse(model, fuse.watch(watched, lambda: watched(images)))
+    fusion.accelerate(model, fusion.watch(watched, lambda: watched(images)))
     found["net", "operations"] = operations(copy.deepcopy(model)(images))
     found["net", "step"] = train(model, images)
     with no_operations_of_torch():

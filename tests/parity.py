@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from fednca.data.load import federate
-from fednca.engine.contract import Trained
-from fednca.engine.local import Workplace
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_workplace
+from fednca.engines.contract import Trained
+from fednca.engines.local import Workplace
+from fednca.engines.model import build_model
+from fednca.engines.workplace import build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Server, Tensors
 from fednca.runs.rounds import choose_clients, shares

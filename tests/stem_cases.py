@@ -67,7 +67,7 @@ def _both(images, weight, g):
 
 def outcome(images, weight, g):
     """Return what the kernels make in training: the map and the gradient of the weight."""
-    from fednca.engine.kernels import stem
+    from fednca.kernels import stem
 
     weight = weight.clone().requires_grad_()
     y = stem.StemConv.apply(images, weight)
@@ -107,7 +107,7 @@ def teach_bf16() -> None:
 
 def main(path: str) -> None:
     """Save what the kernels make of all cases."""
-    from fednca.engine.kernels import stem
+    from fednca.kernels import stem
 
     teach_bf16()
     torch.use_deterministic_algorithms(True)  # memory that nobody has written holds NaN

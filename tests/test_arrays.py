@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fednca.arrays import read_arrays, write_arrays
-from fednca.errors import FedncaError
+from fednca.base.arrays import read_arrays, write_arrays
+from fednca.base.errors import FedncaError
 
 
 def test_arrays_come_back_under_their_names(tmp_path):

@@ -13,13 +13,13 @@ import torch
 from helpers import plan
 from rich.console import Console
 
-import fednca.crew
-from fednca.bench import Bench
-from fednca.crew import Crew, Watch, how_many_fit, train_bench
-from fednca.engine.processes import fork
-from fednca.errors import FedncaError, RunFailedError
-from fednca.randomness import GLOBAL
-from fednca.report.bench_view import BenchView
+import fednca.bench.local
+from fednca.base.errors import FedncaError, RunFailedError
+from fednca.base.randomness import GLOBAL
+from fednca.bench.cells import Bench
+from fednca.bench.local import Crew, Watch, how_many_fit, train_bench
+from fednca.cli.bench_view import BenchView
+from fednca.engines.processes import fork
 from fednca.runs import Run, train
 
 
@@ -230,7 +230,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_a_bench_in_use_is_refused(tmp_path):
     bench = plan(tmp_path, "fedavg")
-    with fednca.crew.locked(tmp_path), pytest.raises(FedncaError, match="in use by another process"):
+    with fednca.bench.local.locked(tmp_path), pytest.raises(FedncaError, match="in use by another process"):
         train_all(bench)
 
 
@@ -260,7 +260,7 @@ def test_a_full_gpu_is_a_sentence(tmp_path, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("fednca.crew.train", full)
+    monkeypatch.setattr("fednca.bench.local.train", full)
     outcome, _ = train_all(plan(tmp_path, "fedavg"))
     assert outcome.failed["fedavg, seed 0"].startswith("the GPU's memory is full; use a smaller --at-once")
 
@@ -292,7 +292,7 @@ def test_the_first_round_on_a_gpu_shows_how_many_fit(tmp_path, monkeypatch):
             assert second_begun.wait(120)
 
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (next(asked), 140 << 30))
-    monkeypatch.setattr("fednca.crew.own_stream", lambda device: nullcontext())
+    monkeypatch.setattr("fednca.bench.local.own_stream", lambda device: nullcontext())
     monkeypatch.setattr(Watch, "on_start", note_the_second)
     monkeypatch.setattr(Watch, "on_round", wait_for_the_second)
     bench = plan(tmp_path, "fedavg", "fedprox", "fednca-ml")

@@ -1,6 +1,6 @@
 """The command for a whole table: failures and interruptions, as its user sees them."""
 
-from fednca.cli import main
+from fednca.cli.app import main
 from fednca.runs import Run
 
 
@@ -30,7 +30,7 @@ def test_ctrl_c_says_that_the_same_bench_goes_on(config, capsys, tmp_path, monke
 
     words = ["bench", config, "--methods", "fedavg", "--seeds", "2", "--out", str(tmp_path / "bench")]
     with monkeypatch.context() as patch:
-        patch.setattr("fednca.crew.Watch.on_round", interrupt)
+        patch.setattr("fednca.bench.local.Watch.on_round", interrupt)
         assert main(words) == 130
     assert capsys.readouterr().err == "fednca: stopped; 0 of 2 runs are done, and the same command goes on\n"
     assert main(words) == 0

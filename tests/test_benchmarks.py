@@ -12,7 +12,7 @@ import torch
 from helpers import tiny
 from rich.console import Console
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.runs import train
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -11,8 +11,8 @@ from helpers import tiny
 from PIL import Image
 
 import fednca
-from fednca.cli import free_folder, main
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
+from fednca.cli.app import free_folder, main
 from fednca.runs import Run, train
 
 
@@ -257,7 +257,7 @@ def test_a_run_works_in_a_folder_that_is_not_named_in_utf8(config, tmp_path, mon
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(config, tmp_path):
     folder = tmp_path / "run"
     limited = (
-        "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (200_000, 200_000)); from fednca.cli import main; "
+        "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (200_000, 200_000)); from fednca.cli.app import main; "
     )
     code = f"{limited}sys.exit(main({['run', config, '--out', str(folder)]}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -367,7 +367,9 @@ def test_help_shows_what_a_flag_takes(capsys):
 
 def test_help_imports_nothing_slow():
     slow = {"torch", "numpy", "timm", "sklearn", "matplotlib"}
-    code = f"import sys; from fednca.cli import main\ntry: main(['--help'])\nfinally: print({slow} & set(sys.modules))"
+    code = (
+        f"import sys; from fednca.cli.app import main\ntry: main(['--help'])\nfinally: print({slow} & set(sys.modules))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.endswith("\nset()\n")
 
@@ -376,7 +378,7 @@ def test_ctrl_c_says_how_to_go_on(config, capsys, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fednca.progress.PlainProgress.on_round", interrupt)
+    monkeypatch.setattr("fednca.cli.progress.PlainProgress.on_round", interrupt)
     assert main(["run", config, "--out", str(tmp_path / "my run")]) == 130
     before, command, after = capsys.readouterr().err.split("`")
     assert (before, after) == ("fednca: stopped; go on with ", "\n")
@@ -390,7 +392,7 @@ def test_a_gpu_that_is_full_in_the_middle_of_a_run_says_how_to_go_on(config, cap
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nMore about it")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fednca.engine.eager.EagerEngine.predict", fill)
+        patched.setattr("fednca.engines.eager.EagerEngine.predict", fill)
         assert main(["run", config, "--out", str(tmp_path / "run")]) == 2
     before, command, after = capsys.readouterr().err.split("`")
     assert before.startswith("fednca: the GPU's memory is full; ")

@@ -7,10 +7,10 @@ import torch
 from helpers import tiny
 from torch import nn
 
-from fednca.collapse import class_means, classifier_weights, measure_collapse, positive_pairs
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_workplace
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
+from fednca.engines.model import build_model
+from fednca.engines.workplace import build_workplace
+from fednca.measures.collapse import class_means, classifier_weights, measure_collapse, positive_pairs
 from fednca.methods import create_method, method_names
 from fednca.models import ETFHead, simplex_etf
 from fednca.runs import train

@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from fednca.config import Config, build_config, leaves, load_config, parse_value, preset_names
+from fednca.base.errors import FedncaError
+from fednca.config import Config, build_config, leaves, load_config, preset_names
+from fednca.config.fields import parse_value
 from fednca.data.sources import folder
-from fednca.errors import FedncaError
 
 PAPER = {  # dataset, beta, gamma and whether training starts from scratch, as the paper's tables name them
     "cifar10-0.5": ("cifar10", 0.5, 0.5, True),

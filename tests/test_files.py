@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fednca.files import Writer, write_atomic
+from fednca.base.files import Writer, write_atomic
 
 
 def test_leaving_waits_for_everything_and_what_waits_is_replaced_by_what_is_newer():

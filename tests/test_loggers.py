@@ -6,10 +6,10 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fednca.errors import FedncaError
-from fednca.loggers import create_logger
+from fednca.base.errors import FedncaError
 from fednca.runs import resume, train
 from fednca.runs.callbacks import Callback
+from fednca.runs.loggers import create_logger
 
 SCALARS = {"macro_auc", "micro_auc", "macro_f1", "micro_f1", "mean_ap"}
 
@@ -124,5 +124,5 @@ def test_a_wrong_name_lists_the_right_ones():
 
 
 def test_tensorboard_is_loaded_only_where_it_is_used():
-    code = "import sys, fednca.loggers, fednca.runs; sys.exit('tensorboard' in sys.modules)"
+    code = "import sys, fednca.runs.loggers, fednca.runs; sys.exit('tensorboard' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

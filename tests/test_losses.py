@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fednca.errors import FedncaError
-from fednca.losses import (
+from fednca.base.errors import FedncaError
+from fednca.measures.losses import (
     asymmetric,
     balanced_bce,
     bce,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torchmetrics.functional.classification import multilabel_auroc, multilabel_average_precision
 
-from fednca.errors import FedncaError
-from fednca.metrics import at_thresholds, multilabel_metrics
+from fednca.base.errors import FedncaError
+from fednca.measures.metrics import at_thresholds, multilabel_metrics
 
 
 def defined_mean(values):

@@ -25,7 +25,9 @@ def shell(line):
 )
 def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_path, pipe, sentence):
     def told(*words):
-        command = shlex.join([sys.executable, "-c", "from fednca.cli import main; raise SystemExit(main())", *words])
+        command = shlex.join(
+            [sys.executable, "-c", "from fednca.cli.app import main; raise SystemExit(main())", *words]
+        )
         return shell(f"{command} {pipe}")
 
     folder, bench = str(tmp_path / "run"), str(tmp_path / "bench")
@@ -54,6 +56,6 @@ def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_
 def test_a_command_ends_well_without_standard_output(words, pipe, code, sentence):
     # select waits until nobody reads the pipe any more
     wait = "pipe = select.poll(); pipe.register(1, 0); 'true' in sys.argv.pop() and pipe.poll()"
-    run = f"import select, sys; {wait}; from fednca.cli import main; sys.exit(main())"
+    run = f"import select, sys; {wait}; from fednca.cli.app import main; sys.exit(main())"
     command = shlex.join([sys.executable, "-c", run, *words.split(), pipe])
     assert shell(f"({command}; echo $? >&2) {pipe}") == f"{sentence}{code}\n"

@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fednca.errors import FedncaError
-from fednca.progress import watching
+from fednca.base.errors import FedncaError
+from fednca.cli.progress import watching
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

@@ -1,6 +1,6 @@
 import torch
 
-from fednca.randomness import derive_seed, numpy_rng, seeded, torch_rng
+from fednca.base.randomness import derive_seed, numpy_rng, seeded, torch_rng
 
 
 def test_a_derived_seed_is_pinned():

@@ -6,8 +6,8 @@ import torch
 from helpers import tiny
 
 from fednca.data.load import federate
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_workplace
+from fednca.engines.model import build_model
+from fednca.engines.workplace import build_workplace
 from fednca.methods import create_method, find_method, method_names
 from fednca.methods.contract import Server
 from fednca.report.methods import page, upload

@@ -2,11 +2,11 @@
 
 import pytest
 
+from fednca.base.errors import FedncaError
+from fednca.bench.rows import parse_row, parse_rows, parse_seeds
 from fednca.config import load_config
-from fednca.errors import FedncaError
-from fednca.losses import balanced_bce
+from fednca.measures.losses import balanced_bce
 from fednca.methods import create_method, method_names
-from fednca.rows import parse_row, parse_rows, parse_seeds
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,17 @@ from PIL import Image
 from sklearn.metrics import f1_score
 
 import fednca
-import fednca.files
+import fednca.base.files
 import fednca.runs
 import fednca.runs.checkpoint
 import fednca.runs.folder
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.config import load_config
-from fednca.engine.calibrate import pick_thresholds, score_histograms
-from fednca.engine.evaluate import predict
-from fednca.engine.workplace import build_workplace
-from fednca.errors import FedncaError, RunFailedError
+from fednca.engines.scoring import predict
+from fednca.engines.workplace import build_workplace
+from fednca.measures.metrics import multilabel_metrics
+from fednca.measures.thresholds import pick_thresholds, score_histograms
 from fednca.methods.contract import Server
-from fednca.metrics import multilabel_metrics
 from fednca.runs import Run, resume, to_device, train
 from fednca.runs.callbacks import Callback
 from fednca.runs.checkpoint import State
@@ -153,7 +153,7 @@ class Dice:
             (fednca.runs, "append_line"),
             (fednca.runs.checkpoint, "write_atomic"),
         ):
-            monkeypatch.setattr(module, name, self.guard(getattr(fednca.files, name), after))
+            monkeypatch.setattr(module, name, self.guard(getattr(fednca.base.files, name), after))
 
     def guard(self, write, after):
         def guarded(path, content):
@@ -279,9 +279,7 @@ def test_kill_minus_nine_at_random_moments(tmp_path):
     dice = random.Random(time.time_ns())  # any moment must do
     arguments = ["run", str(path), "--out", str(folder)]
     for kill in range(3):
-        code = (
-            f"import torch; torch.set_num_threads(1); from fednca.cli import main; raise SystemExit(main({arguments}))"
-        )
+        code = f"import torch; torch.set_num_threads(1); from fednca.cli.app import main; raise SystemExit(main({arguments}))"
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
         before = written(folder)
         while process.poll() is None and written(folder) == before:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from helpers import tiny
 
-from fednca.engine.batches import HALF, IMAGENET
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_store
+from fednca.engines.images import HALF, IMAGENET
+from fednca.engines.model import build_model
+from fednca.engines.workplace import build_store
 from fednca.methods import create_method
 
 

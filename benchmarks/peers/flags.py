@@ -5,7 +5,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 
 
 def new_file(text: str) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from fednca.base.errors import RunFailedError
 from fednca.config import Config
-from fednca.errors import RunFailedError
 from fednca.methods.contract import Tensors
 
 BENCHMARKS = Path(__file__).parents[1]

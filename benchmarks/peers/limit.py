@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from peers.work import Outcome, Work, loss_of
 
 WARM_UP = 3  # steps before the capture, as PyTorch's documentation wants

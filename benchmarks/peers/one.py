@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from fednca.base.errors import FedncaError
 from fednca.config import load_config
-from fednca.errors import FedncaError
 from peers.rows import ROWS
 from peers.work import load_work, synthetic_work
 

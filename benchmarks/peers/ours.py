@@ -3,10 +3,9 @@
 import time
 
 import torch
-from fednca.engine.loop import check_finite
 
-from fednca.engine.select import select_engine
-from fednca.finite import check_finite
+from fednca.base.tensors import check_finite
+from fednca.engines.select import select_engine
 from fednca.methods.contract import Server
 from fednca.runs.rounds import shares
 from peers.work import Outcome, Work

@@ -23,8 +23,8 @@ from torch import nn
 from fednca.config import Config, load_config
 from fednca.data.processes import cores
 from fednca.data.sources import get_source
-from fednca.engine.eager import EagerEngine
-from fednca.engine.model import build_model
+from fednca.engines.eager import EagerEngine
+from fednca.engines.model import build_model
 from fednca.flower import client, server
 from fednca.flower.config import ServerConfig
 from fednca.methods import create_method

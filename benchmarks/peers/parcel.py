@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fednca.config import Config, load_config
-from fednca.engine.batches import ImageStore, Shard
-from fednca.engine.model import build_model
+from fednca.engines.images import ImageStore, Shard
+from fednca.engines.model import build_model
 from fednca.methods import create_method
 from fednca.methods.contract import Method
 from peers.work import Work, own_store

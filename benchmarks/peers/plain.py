@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.methods.contract import Tensors
 from peers.work import Outcome, Work, copy_of, train_locally
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.data.processes import cores
-from fednca.errors import FedncaError, RunFailedError
 from peers import limit, ours, parcel, plain
 from peers.work import Outcome, Work, refuse_what_peers_cannot
 

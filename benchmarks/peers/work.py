@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fednca.base.devices import pick_device
+from fednca.base.errors import FedncaError
+from fednca.base.randomness import numpy_rng, torch_rng
 from fednca.config import AugmentConfig, Config
 from fednca.data.load import federate
-from fednca.devices import pick_device
-from fednca.engine.batches import ImageStore, Shard, batch_bounds
-from fednca.engine.evaluate import autocast
-from fednca.engine.flat import make_optimizer
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_store, build_workplace
-from fednca.errors import FedncaError
+from fednca.engines.images import ImageStore, Shard, batch_bounds
+from fednca.engines.model import build_model
+from fednca.engines.optimizer import make_optimizer
+from fednca.engines.scoring import autocast
+from fednca.engines.workplace import build_store, build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Method, Tensors
-from fednca.randomness import numpy_rng, torch_rng
 from fednca.runs.rounds import choose_clients
 
 SYNTHETIC_IMAGES = 64  # of each client

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 
 
 def compose(

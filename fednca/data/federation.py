@@ -8,7 +8,9 @@ from typing import Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.arrays import write_arrays
+from fednca.base.arrays import write_arrays
+from fednca.base.errors import FedncaError, unknown_name
+from fednca.base.randomness import numpy_rng
 from fednca.data.partition import (
     Kind,
     Partition,
@@ -21,8 +23,6 @@ from fednca.data.partition import (
     to_arrays,
 )
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError, unknown_name
-from fednca.randomness import numpy_rng
 
 
 @dataclass(frozen=True, eq=False)

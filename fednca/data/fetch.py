@@ -15,8 +15,8 @@ from typing import IO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fednca.errors import FedncaError
-from fednca.files import explain_write
+from fednca.base.errors import FedncaError
+from fednca.base.files import explain_write
 
 Progress = Callable[[str, int, int], None]
 """Hears what is under way, how much of it is done (bytes or images), and how much there is (0: not known)."""

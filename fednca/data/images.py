@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fednca.errors import FedncaError
-from fednca.packages import needed
+from fednca.base.errors import FedncaError
+from fednca.base.packages import needed
 
 # Pillow would hand some further formats to other programs (EPS to Ghostscript); nobody's dataset needs them.
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000", "PPM")

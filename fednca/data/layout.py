@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 
 MOST_NAMED = 3
 

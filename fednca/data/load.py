@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fednca.base.errors import FedncaError
+from fednca.base.files import cache_folder
 from fednca.config import Config, validate
+from fednca.config.options import Options
 from fednca.data.federation import Federation, build_federation, without_validation
 from fednca.data.fetch import Progress
 from fednca.data.sources import get_source
 from fednca.data.store import NOTE, StoredImages, open_store, verify_store
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
-from fednca.files import cache_folder
-from fednca.options import Options
 
 MOST_NAMED = 5  # sites in a sentence
 

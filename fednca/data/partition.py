@@ -8,9 +8,9 @@ from typing import Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.arrays import read_arrays, write_arrays
-from fednca.errors import FedncaError, unknown_name
-from fednca.randomness import numpy_rng
+from fednca.base.arrays import read_arrays, write_arrays
+from fednca.base.errors import FedncaError, unknown_name
+from fednca.base.randomness import numpy_rng
 
 Kind = Literal["dirichlet", "natural"]
 """Clients with drawn classes and shares, or the sites that the data names."""

@@ -14,7 +14,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from fednca.errors import RunFailedError
+from fednca.base.errors import RunFailedError
 
 
 def cores() -> int:

@@ -18,10 +18,10 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.base.errors import FedncaError, RunFailedError
+from fednca.base.files import explain_write, write_atomic
 from fednca.data.images import ImageError, read_resized, resize_array
 from fednca.data.processes import cores, processes
-from fednca.errors import FedncaError, RunFailedError
-from fednca.files import explain_write, write_atomic
 
 if TYPE_CHECKING:
     from fednca.data.types import FileImages

@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca import options
+from fednca.base.errors import FedncaError
+from fednca.config import options
 from fednca.data.fetch import Progress
 from fednca.data.store import StoredImages
-from fednca.errors import FedncaError
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fednca.errors import FedncaError
-from fednca.files import explain_write
+from fednca.base.errors import FedncaError
+from fednca.base.files import explain_write
 from fednca.flower.client import announce, close, evaluate, train
 from fednca.flower.config import load_server
 from fednca.flower.server import serve

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, RecordDict
 
+from fednca.base.errors import FedncaError
 from fednca.config import Config, build_config, validate
-from fednca.errors import FedncaError
 from fednca.flower.config import PrivacyConfig
 
 ASSIGNMENT = "assignment"  # name of the record in a message

@@ -9,12 +9,12 @@ import torch
 from flwr.app import MetricRecord, RecordDict
 from torch import Tensor, nn
 
+from fednca.base.errors import FedncaError
 from fednca.config import Config
-from fednca.engine.batches import Shard
-from fednca.engine.contract import Trained
-from fednca.engine.local_update import Trainer
-from fednca.engine.workplace import build_store
-from fednca.errors import FedncaError
+from fednca.engines.contract import Trained
+from fednca.engines.images import Shard
+from fednca.engines.local_update import Trainer
+from fednca.engines.workplace import build_store
 from fednca.flower.records import from_arrays
 from fednca.methods.contract import Method, Server, Tensors, Update
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 
 
 def join_classes(sites: Mapping[str, Sequence[str]], wanted: Sequence[str] | None = None) -> tuple[str, ...]:

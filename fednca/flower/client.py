@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
+from fednca.base.devices import cpu_threads, pick_device
+from fednca.base.errors import FedncaError
 from fednca.config import build_config
-from fednca.devices import cpu_threads, pick_device
-from fednca.engine.batches import Shard
-from fednca.engine.calibrate import score_histograms
-from fednca.engine.local_update import Trainer
-from fednca.engine.model import build_model
-from fednca.errors import FedncaError
+from fednca.engines.images import Shard
+from fednca.engines.local_update import Trainer
+from fednca.engines.model import build_model
 from fednca.flower.assignment import Assignment
 from fednca.flower.kept import load_state, save_state, unchanged
 from fednca.flower.privacy import privatize_update
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.site import Site, open_site
+from fednca.measures.thresholds import score_histograms
 from fednca.methods import create_method
 from fednca.methods.contract import Tensors
 from fednca.models.heads import load_constants

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from fednca.config import Config, load_config, read_toml, validate
-from fednca.options import Options
+from fednca.config.options import Options
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}"
 

@@ -12,10 +12,10 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.config import Config
-from fednca.engine.contract import Engine, Judgement, LeftOut, Totals, Trained
-from fednca.engine.local import total
-from fednca.errors import FedncaError, RunFailedError
+from fednca.engines.contract import Engine, Judgement, LeftOut, Totals, Trained
+from fednca.engines.local import total
 from fednca.flower.assignment import ASSIGNMENT, Assignment
 from fednca.flower.checks import (
     check_norm,
@@ -27,12 +27,12 @@ from fednca.flower.checks import (
     rehearse_closing,
 )
 from fednca.flower.config import ServerConfig
-from fednca.flower.evaluate import judge_histograms
 from fednca.flower.exchange import Answers, Read, T, exchange
 from fednca.flower.ledger import Ledger
 from fednca.flower.privacy import local_deviation, noise_average, privatize_update
 from fednca.flower.records import to_arrays
 from fednca.flower.roster import Roster
+from fednca.measures.histograms import judge_histograms
 from fednca.methods.contract import Method, Server, Tensors
 from fednca.models.heads import constants_of
 

@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 
 T = TypeVar("T")
 Read = Callable[[str, RecordDict], T]  # what a site's answer says; FedncaError tells why it does not count

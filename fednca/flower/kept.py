@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fednca.errors import ChangedDataError, FedncaError
-from fednca.files import explain_write, write_atomic
+from fednca.base.errors import ChangedDataError, FedncaError
+from fednca.base.files import explain_write, write_atomic
 from fednca.methods.contract import Server, Tensors
 from fednca.runs.checkpoint import State, load_checkpoint, save_checkpoint
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord
 
+from fednca.base.devices import cpu_threads
+from fednca.base.errors import FedncaError
 from fednca.config import Config
-from fednca.devices import cpu_threads
-from fednca.engine.calibrate import score_histograms
-from fednca.engine.model import build_model
-from fednca.errors import FedncaError
+from fednca.engines.model import build_model
 from fednca.flower.checks import blank_shard, rehearse, rehearse_closing
 from fednca.flower.records import count_bytes, to_arrays
+from fednca.measures.thresholds import score_histograms
 from fednca.methods import create_method
 from fednca.methods.contract import Server, Tensors
 

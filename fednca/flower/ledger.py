@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fednca.files import write_atomic
+from fednca.base.files import write_atomic
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after
 from fednca.runs.folder import read_json

@@ -19,8 +19,8 @@ from flwr.serverapp import (
 )
 from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_clip_model_update, compute_stdv
 
+from fednca.base.errors import FedncaError
 from fednca.config import Config
-from fednca.errors import FedncaError
 from fednca.flower.config import PrivacyConfig
 from fednca.methods import find_method
 from fednca.methods.contract import Method, Tensors

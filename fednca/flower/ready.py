@@ -12,12 +12,12 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fednca.base.devices import read_device
+from fednca.base.errors import FedncaError
 from fednca.config import read_toml, validate
 from fednca.data.images import read_image
 from fednca.data.sources import folder as folder_source
 from fednca.data.types import Dataset, FileImages
-from fednca.devices import read_device
-from fednca.errors import FedncaError
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig, load_server, load_site
 from fednca.flower.kept import check_writable

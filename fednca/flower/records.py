@@ -19,9 +19,9 @@ from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
+from fednca.base.tensors import view
 from fednca.methods.contract import Tensors
-from fednca.packed import view
 
 LAYOUT = "layout"  # name of the array that holds it
 

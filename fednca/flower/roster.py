@@ -11,7 +11,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.flower.classes import check_known
 from fednca.flower.exchange import Answers, fetch, take
 from fednca.flower.site import FEWEST

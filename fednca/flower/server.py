@@ -11,11 +11,11 @@ from typing import Any
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
+from fednca.base.devices import cpu_threads
+from fednca.base.errors import FedncaError, InUseError, RunFailedError
+from fednca.base.files import explain_write, write_atomic
 from fednca.config import Config
-from fednca.devices import cpu_threads
-from fednca.engine.model import build_model, restore_model
-from fednca.errors import FedncaError, InUseError, RunFailedError
-from fednca.files import explain_write, write_atomic
+from fednca.engines.model import build_model, restore_model
 from fednca.flower.assignment import ASSIGNMENT, Assignment
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig

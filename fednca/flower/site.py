@@ -13,13 +13,13 @@ import torch
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from fednca.base.errors import FedncaError
 from fednca.config import Config, build_config
 from fednca.data.federation import Federation, fingerprint, hold_out
 from fednca.data.load import decode, federate, read_dataset
 from fednca.data.types import Dataset, FileImages, Split
-from fednca.engine.batches import Shard
-from fednca.engine.workplace import build_store
-from fednca.errors import FedncaError
+from fednca.engines.images import Shard
+from fednca.engines.workplace import build_store
 from fednca.flower.assignment import Assignment
 from fednca.flower.classes import check_known, to_joint
 from fednca.flower.config import SiteConfig, load_site

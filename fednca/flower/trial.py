@@ -17,9 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fednca.base.errors import FedncaError
+from fednca.base.files import explain_write
 from fednca.config import load_config, validate
-from fednca.errors import FedncaError
-from fednca.files import explain_write
 from fednca.flower.app import write_app
 from fednca.flower.config import ServerConfig, SiteConfig
 from fednca.flower.instructions import commands_page

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fednca.errors import FedncaError
-from fednca.losses import CRITERIA
+from fednca.base.errors import FedncaError
+from fednca.base.tensors import Packed
+from fednca.config.options import Options
+from fednca.measures.losses import CRITERIA
 from fednca.models.heads import Head
-from fednca.options import Options
-from fednca.packed import Packed
 
 Tensors = dict[str, Tensor]
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fednca.losses import asymmetric
+from fednca.measures.losses import asymmetric
 from fednca.methods.contract import About, Method
 from fednca.methods.fedavg import LinearLearner
 

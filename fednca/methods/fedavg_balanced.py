@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fednca.losses import balanced_bce
+from fednca.measures.losses import balanced_bce
 from fednca.methods.contract import About, Method
 from fednca.methods.fedavg import LinearLearner
 

@@ -15,10 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fednca.fisher import fisher_sums
+from fednca.base.tensors import flat
+from fednca.measures.fisher import fisher_sums
 from fednca.methods.contract import About, Local, Method, Rule, Server, Tensors, Update, average, with_gradients
 from fednca.methods.fedavg import LinearLearner
-from fednca.packed import flat
 
 
 class OthersCurvature(Rule):

@@ -12,12 +12,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fednca.errors import FedncaError
-from fednca.losses import bce_sum, objective, objective_released
+from fednca.base.errors import FedncaError
+from fednca.base.randomness import numpy_rng
+from fednca.measures.losses import bce_sum, objective, objective_released
 from fednca.methods.contract import About, Learner, Local, Method, Tensors
 from fednca.models import LADM, ETFHead, LADMHead, simplex_etf
 from fednca.models.heads import Head
-from fednca.randomness import numpy_rng
 
 
 class FedNCAMLLearner(Learner):

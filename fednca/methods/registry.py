@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fednca.base.errors import FedncaError, unknown_name
+from fednca.base.plugins import is_reference, load_plugin, plugin_names
 from fednca.config import validate
-from fednca.errors import FedncaError, unknown_name
-from fednca.plugins import is_reference, load_plugin, plugin_names
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from fednca.config import Config, MethodConfig
+    from fednca.config.options import Options
     from fednca.methods.contract import Method
-    from fednca.options import Options
 
 NOT_METHODS = {"contract", "registry", "build"}
 NONE = "none"  # as a closing: none at all

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fednca.errors import RunFailedError
+from fednca.base.errors import RunFailedError
 from fednca.methods.contract import About, Closing, Exchanges, Learner, Local, Method, Rule, Server, Tensors
 from fednca.models.cosine import SphereHead
 from fednca.models.etf import orthonormal_rows

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednca.errors import FedncaError
-from fednca.randomness import numpy_rng
+from fednca.base.errors import FedncaError
+from fednca.base.randomness import numpy_rng
 
 
 def simplex_etf(

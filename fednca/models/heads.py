@@ -6,9 +6,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fednca.errors import FedncaError, unknown_name
+from fednca.base.errors import FedncaError, unknown_name
+from fednca.base.plugins import is_reference, load_plugin, plugin_names
 from fednca.models.ladm import LADM
-from fednca.plugins import is_reference, load_plugin, plugin_names
 
 
 class Output(NamedTuple):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 
 
 def sincos_table(height: int, width: int, dim: int) -> Tensor:

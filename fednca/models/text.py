@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednca.arrays import read_arrays, write_arrays
-from fednca.errors import FedncaError
-from fednca.files import cache_folder, explain_write, write_atomic
+from fednca.base.arrays import read_arrays, write_arrays
+from fednca.base.errors import FedncaError
+from fednca.base.files import cache_folder, explain_write, write_atomic
+from fednca.base.packages import needed
+from fednca.base.randomness import seeded
 from fednca.models.etf import orthonormal_rows
-from fednca.packages import needed
-from fednca.randomness import seeded
 
 PROMPT = "The photo contains {name}."
 CLIP = ("ViT-B-32-quickgelu", "openai")  # open_clip's names of architecture and weights

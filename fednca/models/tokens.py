@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.models.heads import Head, Output
 from fednca.models.ladm import LADM
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.markup import escape
 
-from fednca.bench import Bench
+from fednca.bench.cells import Bench
+from fednca.measures.metrics import SHOWN
 from fednca.methods import create_method
-from fednca.progress import SHOWN
 from fednca.report.published import reported
 from fednca.report.tables import CALIBRATED, SELECTIONS, mean_and_std
 

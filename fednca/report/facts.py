@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from fednca.base.errors import FedncaError
+from fednca.bench.rows import show
+from fednca.data.facts import partition_report, train_counts
 from fednca.data.federation import Federation
-from fednca.errors import FedncaError
+from fednca.measures.metrics import SHOWN
 from fednca.methods import find_method
 from fednca.methods.registry import NONE
-from fednca.progress import SHOWN
 from fednca.report.comparison import COLUMNS, value_of
 from fednca.report.figures import MOST_STACKED, group_tail, readable
 from fednca.report.groups import Group, differing, setting
-from fednca.report.partition import partition_report, train_counts
 from fednca.report.published import reported
 from fednca.report.tables import CALIBRATED, SELECTIONS, mean_and_std
-from fednca.rows import show
 from fednca.runs import Run
 from fednca.runs.history import Line
 

@@ -14,9 +14,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from fednca.base.files import write_atomic
+from fednca.data.facts import all_zero_share, client_names, positives, train_counts
 from fednca.data.federation import Federation
-from fednca.files import write_atomic
-from fednca.report.partition import all_zero_share, client_names, positives, train_counts
 
 # Paul Tol's muted scheme, told apart under every common colour blindness, and a dark grey; the second ten are hatched.
 COLOURS = (

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fednca.bench import settings
+from fednca.bench.cells import settings
+from fednca.bench.rows import show
 from fednca.config import Config, read_toml
-from fednca.rows import show
 from fednca.runs import Run
 
 # How a run is executed and watched, not what it is.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fednca.flags import describe_option
+from fednca.config.fields import describe_option
 from fednca.methods import find_method, method_names
 from fednca.methods.contract import About, Method
 from fednca.methods.registry import option_fields

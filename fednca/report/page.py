@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fednca.errors import FedncaError
-from fednca.files import explain_write, write_atomic
+from fednca.base.errors import FedncaError
+from fednca.base.files import explain_write, write_atomic
+from fednca.models.overlay import overlay
 from fednca.report.facts import Facts, Federations, load_federations, page_facts
 from fednca.report.groups import Group, group_runs, setting
 from fednca.report.samples import Look, choose_examples, cosines, embed, look, pixels, sample_rows
 from fednca.runs import Run
-from fednca.use.overlay import overlay
 
 ASSETS = Path(__file__).parent / "assets"
 REFRESH = 30  # seconds; the page reads itself again as often while a run goes on

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from fednca.base.errors import FedncaError
+from fednca.base.files import explain_write
 from fednca.data.federation import Federation
-from fednca.errors import FedncaError
-from fednca.files import explain_write
+from fednca.models.overlay import overlay
 from fednca.report.facts import load_federations
 from fednca.report.figures import COLOURS, QUIET, STYLE, _save, draw_partition, readable
 from fednca.report.groups import group_runs, setting
@@ -35,7 +36,6 @@ from fednca.report.samples import (
     sample_rows,
 )
 from fednca.runs import Run
-from fednca.use.overlay import overlay
 
 POINTS = 1000  # of a t-SNE
 EXAMPLES, SHOWN = 4, 18  # images whose evidence is drawn, and images that are just shown

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fednca.collapse import Pairs, class_means, positive_pairs
+from fednca.base.devices import pick_device
+from fednca.base.errors import FedncaError
+from fednca.base.randomness import derive_seed, numpy_rng
+from fednca.data.examples import choose_rows
 from fednca.data.federation import Federation
 from fednca.data.store import StoredImages
 from fednca.data.types import FileImages
-from fednca.devices import pick_device
-from fednca.engine.batches import Shard
-from fednca.engine.workplace import build_store
-from fednca.errors import FedncaError
-from fednca.evidence import attention_maps, evidence, grad_cam
-from fednca.randomness import derive_seed, numpy_rng
-from fednca.use.data import choose_rows
+from fednca.engines.images import Shard
+from fednca.engines.workplace import build_store
+from fednca.measures.collapse import Pairs, class_means, positive_pairs
+from fednca.models.evidence import attention_maps, evidence, grad_cam
 
 if TYPE_CHECKING:
     from fednca.runs import Run

@@ -9,10 +9,10 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from fednca.config.fields import describe_option
+from fednca.data.facts import client_names
 from fednca.data.partition import summary
-from fednca.flags import describe_option
-from fednca.progress import SHOWN
-from fednca.report.partition import client_names
+from fednca.measures.metrics import SHOWN
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fednca.errors import FedncaError
-from fednca.files import write_atomic
+from fednca.base.errors import FedncaError
+from fednca.base.files import write_atomic
 from fednca.methods.contract import Server, Tensors
 from fednca.runs.history import Best
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from fednca.base.errors import FedncaError, InUseError, RunFailedError
+from fednca.base.files import explain_write, named_in_utf8, resuming
 from fednca.config import Config
-from fednca.errors import FedncaError, InUseError, RunFailedError
-from fednca.files import explain_write, named_in_utf8, resuming
 
 PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "safetensors")
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fednca.base.errors import FedncaError
+from fednca.base.files import write_atomic
 from fednca.config import Config
-from fednca.engine.contract import Judgement, Trained
-from fednca.errors import FedncaError
-from fednca.files import write_atomic
+from fednca.engines.contract import Judgement, Trained
 from fednca.runs.folder import read_text
 
 Line = dict[str, Any]  # a round as JSON holds it

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from fednca.base.errors import RunFailedError
+from fednca.base.randomness import numpy_rng
+from fednca.base.tensors import check_finite
 from fednca.config import Config
-from fednca.engine.contract import Engine, Judgement, LeftOut, Trained
-from fednca.errors import RunFailedError
-from fednca.finite import check_finite
+from fednca.engines.contract import Engine, Judgement, LeftOut, Trained
 from fednca.methods.contract import Method, Server
-from fednca.randomness import numpy_rng
 from fednca.runs.checkpoint import State
 from fednca.runs.history import Round, better
 

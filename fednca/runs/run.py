@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from fednca.base.errors import FedncaError
+from fednca.base.files import is_utf8, named_in_utf8
 from fednca.config import Config, build_config, read_toml
 from fednca.data.federation import Federation
 from fednca.data.load import data_root, load_dataset
-from fednca.engine.model import restore_model
-from fednca.errors import FedncaError
-from fednca.files import is_utf8, named_in_utf8
+from fednca.engines.model import restore_model
 from fednca.methods import create_method
 from fednca.methods.contract import Method
 from fednca.runs.checkpoint import State, load_checkpoint

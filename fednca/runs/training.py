@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from fednca.base.devices import cpu_threads, pick_device
+from fednca.base.errors import FedncaError, RunFailedError
+from fednca.base.files import Writer, append_line, explain_write, resuming, write_atomic
 from fednca.config import Config
+from fednca.config.options import Options
 from fednca.data.federation import Federation
 from fednca.data.fetch import Progress
 from fednca.data.load import data_options, federate, sites_note, unreadable_note
-from fednca.devices import cpu_threads, pick_device
-from fednca.engine.contract import Engine, Trained
-from fednca.engine.model import build_model, restore_model
-from fednca.engine.select import select_engine
-from fednca.engine.workplace import build_workplace
-from fednca.errors import FedncaError, RunFailedError
-from fednca.files import Writer, append_line, explain_write, resuming, write_atomic
+from fednca.engines.contract import Engine, Trained
+from fednca.engines.model import build_model, restore_model
+from fednca.engines.select import select_engine
+from fednca.engines.workplace import build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Method, Server, options_of
 from fednca.methods.registry import option_owners
 from fednca.models.heads import constants_of
-from fednca.options import Options
 from fednca.runs.callbacks import Callback
 from fednca.runs.checkpoint import State, keep_checkpoint, load_last, save_checkpoint
 from fednca.runs.folder import create_folder, default_folder, environment, forgotten_unless_begun, locked

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fednca.metrics import Metrics, multilabel_metrics
-from fednca.randomness import numpy_rng
+from fednca.base.randomness import numpy_rng
+from fednca.measures.metrics import Metrics, multilabel_metrics
 
 Floats = NDArray[np.float64]
 BLOCK = 1 << 18  # pairs of image and class whose draws are held at once: few enough for a core's own memory

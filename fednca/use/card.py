@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fednca.base.errors import FedncaError
+from fednca.data.facts import partition_report
 from fednca.data.federation import Federation
 from fednca.data.sources import get_source
-from fednca.errors import FedncaError
+from fednca.measures.metrics import SHOWN
 from fednca.methods import find_method
-from fednca.progress import SHOWN
-from fednca.report.partition import partition_report
 from fednca.runs import Run
 from fednca.runs.training import plain
 from fednca.use.data import dataset_of

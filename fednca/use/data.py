@@ -5,11 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.data.images import read_image
+from fednca.base.errors import FedncaError
+from fednca.data.examples import choose_rows, picture_of
 from fednca.data.load import load_dataset, read_dataset
-from fednca.data.store import StoredImages
-from fednca.data.types import Dataset, FileImages, Split
-from fednca.errors import FedncaError
+from fednca.data.types import Dataset
 from fednca.runs import Run
 
 
@@ -40,27 +39,3 @@ def examples(run: Run, most: int = 8) -> list[Example]:
         ]
     except FedncaError:
         return []
-
-
-def choose_rows(shows: NDArray[np.bool_], most: int) -> list[int]:
-    """Choose rows (N, C) one by one, each time the first of those that add most to the classes shown least so far.
-
-    >>> choose_rows(np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]], bool), 2)
-    [1, 2]
-    """
-    times_shown, chosen = np.zeros(shows.shape[1]), list[int]()
-    for _ in range(min(most, len(shows))):
-        gain = (shows / (1 + times_shown) ** 2).sum(axis=1)
-        gain[chosen] = -1
-        chosen.append(int(gain.argmax()))
-        times_shown += shows[chosen[-1]]
-    return chosen
-
-
-def picture_of(split: Split, row: int) -> NDArray[np.uint8]:
-    """Return one image (H, W, 3)."""
-    images = split.images
-    if isinstance(images, FileImages):
-        return read_image(images.paths[row])
-    picture: NDArray[np.uint8] = images.take(np.array([row]))[0] if isinstance(images, StoredImages) else images[row]
-    return picture

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.base.errors import FedncaError
 from fednca.config import validate
 from fednca.data.images import ImageError
 from fednca.data.sources import folder
-from fednca.errors import FedncaError
 from fednca.runs import Run
 from fednca.use.bootstrap import Resampling, Scored, intervals
 from fednca.use.model import TrainedModel

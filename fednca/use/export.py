@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fednca.errors import RunFailedError
-from fednca.files import explain_write, write_atomic
-from fednca.packages import needed
-from fednca.randomness import numpy_rng
+from fednca.base.errors import RunFailedError
+from fednca.base.files import explain_write, write_atomic
+from fednca.base.packages import needed
+from fednca.base.randomness import numpy_rng
 from fednca.use.card import model_card
 from fednca.use.model import TrainedModel, load_model
 

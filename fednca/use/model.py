@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from fednca.base.devices import pick_device
+from fednca.base.errors import FedncaError
+from fednca.base.files import resuming
 from fednca.data.images import read_resized, resize_array
-from fednca.devices import pick_device
-from fednca.engine.batches import ImageStore, Shard
-from fednca.engine.calibrate import UNCALIBRATED
-from fednca.engine.evaluate import score
-from fednca.engine.workplace import build_store
-from fednca.errors import FedncaError
-from fednca.evidence import evidence
-from fednca.files import resuming
+from fednca.engines.images import ImageStore, Shard
+from fednca.engines.scoring import score
+from fednca.engines.workplace import build_store
+from fednca.measures.thresholds import UNCALIBRATED
+from fednca.models.evidence import evidence
 from fednca.runs import Run
 
 Source = str | Path | Image.Image | NDArray[np.uint8]

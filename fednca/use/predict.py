@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fednca.base.files import explain_write
 from fednca.data.images import ImageError, read_image
-from fednca.files import explain_write
+from fednca.models.overlay import overlay, shrink
 from fednca.use.model import TrainedModel
-from fednca.use.overlay import overlay, shrink
 from fednca.use.reading import read_batches
 
 DIGITS = 6  # of a probability in a file

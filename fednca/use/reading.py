@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fednca.base.errors import FedncaError
 from fednca.data.images import DICOM_SUFFIXES, FORMATS, ImageError, read_resized
 from fednca.data.processes import cores, processes
 from fednca.data.store import FEW
-from fednca.errors import FedncaError
 
 
 class Batch(NamedTuple):

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fednca.base.errors import FedncaError
+from fednca.base.packages import needed
 from fednca.data.images import ImageError, read_image
-from fednca.errors import FedncaError
-from fednca.evidence import has_attention
-from fednca.packages import needed
+from fednca.models.evidence import has_attention
+from fednca.models.overlay import overlay, shrink
 from fednca.use.data import Example, examples
 from fednca.use.model import TrainedModel, to_pixels
-from fednca.use.overlay import overlay, shrink
 
 SHOWN = 384  # pixels: smaller pictures are enlarged to about this
 HOUR = 3600  # seconds after which an uploaded image is forgotten

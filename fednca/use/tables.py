@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fednca.progress import SHOWN
+from fednca.measures.metrics import SHOWN
 from fednca.use.predict import Prediction
 
 ANY_WIDTH = 10_000  # wide enough for every table

@@ -3,6 +3,7 @@ import csv
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.sources.chestxray14 import (
     ARCHIVES,
     CLASSES,
@@ -14,7 +15,6 @@ from fednca.data.sources.chestxray14 import (
     read_entries,
     read_long_tail,
 )
-from fednca.errors import FedncaError
 
 HEADERS = {  # NIH's own table, whose two titles with a comma stand over two fields each
     "Data_Entry_2017.csv": "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,"

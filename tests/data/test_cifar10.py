@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.compose import composite_counts
 from fednca.data.sources.cifar10 import (
     CLASSES,
@@ -15,7 +16,6 @@ from fednca.data.sources.cifar10 import (
     read_batches,
     set_aside,
 )
-from fednca.errors import FedncaError
 
 SMALL = Options(train_singles=18, train_pairs=2, val_singles=2, val_pairs=1, test_singles=4, test_pairs=1)
 

@@ -4,8 +4,8 @@ import time
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.sources.coco import CLASSES, Options, load, missing, prepare, read_annotations
-from fednca.errors import FedncaError
 
 CATEGORIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}, {"id": 90, "name": "toothbrush"}]
 OBJECTS = {  # image → [(category, crowd)]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.compose import compose, composite_counts
-from fednca.errors import FedncaError
 
 # Images per class as MedMNIST publishes them for DermaMNIST.
 DERMAMNIST = {

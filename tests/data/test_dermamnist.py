@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.sources import dermamnist
 from fednca.data.sources.dermamnist import CLASSES, Options, load, missing, prepare
-from fednca.errors import FedncaError
 
 COUNTS = {"train": 4, "val": 2, "test": 3}  # images per class
 SMALL = Options(train_pairs=3, val_pairs=1, test_pairs=2)

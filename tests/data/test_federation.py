@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.federation import Federation, build_federation, hold_out
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
 
 SETTINGS = {"clients": 4, "beta": 1.0, "gamma": 0.75, "seed": 0, "min_samples": 5}
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.fetch import Archive, download, obtain, unpack
-from fednca.errors import FedncaError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = f"md5:{hashlib.md5(CONTENT).hexdigest()}"

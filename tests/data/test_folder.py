@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from fednca.base.errors import FedncaError
 from fednca.data.partition import dirichlet_presence
 from fednca.data.sources.folder import Options, load, missing, prepare
-from fednca.errors import FedncaError
 
 
 def write(root, text, *, images=("a.png", "b.png", "c.png", "d.png"), folder="images", table="labels.csv"):

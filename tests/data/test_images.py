@@ -10,8 +10,8 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from fednca.base.errors import FedncaError
 from fednca.data.images import ImageError, read_image, read_resized, resize_array
-from fednca.errors import FedncaError
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from helpers import tiny
 
+from fednca.base.errors import FedncaError
 from fednca.data.federation import Federation, build_federation, hold_out, without_validation
 from fednca.data.partition import natural_sites, summary
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
 from fednca.runs import train
 from fednca.runs.callbacks import Callback
 

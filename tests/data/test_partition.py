@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 
+from fednca.base.errors import FedncaError
 from fednca.data.partition import (
     ELSEWHERE,
     NOWHERE,
@@ -15,7 +16,6 @@ from fednca.data.partition import (
     dirichlet_presence,
     summary,
 )
-from fednca.errors import FedncaError
 
 POLICIES = ("drop", "mask", "loss-mask")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.partition import ELSEWHERE, dirichlet_presence, load_partition, save
-from fednca.errors import FedncaError
 
 
 def test_a_saved_partition_comes_back_the_same(tmp_path):

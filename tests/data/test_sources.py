@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
+from fednca.base.errors import FedncaError
 from fednca.data.compose import composite_counts
 from fednca.data.sources import get_source, source_names
 from fednca.data.sources.digits import CLASSES, Options, load, split_rows
-from fednca.errors import FedncaError
 
 
 def test_a_listing_imports_neither_the_sources_nor_torch():

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.data import store
 from fednca.data.images import ImageError, read_resized
 from fednca.data.processes import cores
 from fednca.data.store import FEW, StoredImages, open_store, verify_store
 from fednca.data.types import FileImages
-from fednca.errors import FedncaError, RunFailedError
 
 SIZE = 8
 ROW = SIZE * SIZE * 3

@@ -18,7 +18,7 @@ import multiprocessing, resource, sys, time
 from pathlib import Path
 from fednca.data.store import open_store
 from fednca.data.types import FileImages
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 
 paths = tuple(sorted(Path(sys.argv[1]).iterdir())) * 20
 def build(progress=None):

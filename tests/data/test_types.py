@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from fednca.base.errors import FedncaError
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
 
 IMAGES = np.zeros((4, 2, 2, 3), np.uint8)
 LABELS = np.zeros((4, 5), np.int8)

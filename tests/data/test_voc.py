@@ -3,8 +3,8 @@ import pytest
 from PIL import Image
 from torchvision.datasets import VOCDetection
 
+from fednca.base.errors import FedncaError
 from fednca.data.sources.voc import CLASSES, Options, load, missing, prepare, read_annotation
-from fednca.errors import FedncaError
 
 IMAGES = {
     "train": {"2008_000008": ["horse", "person"], "2008_000015": ["bottle", "bottle"], "2008_000019": ["dog"]},

@@ -4,7 +4,7 @@ import pytest
 from helpers import tiny
 from parity import start
 
-from fednca.engine.processes import ProcessEngine
+from fednca.engines.processes import ProcessEngine
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from adamw_cases import OPTIONS, ROUNDS, Setting, assert_is_torchs, interpret, r
 from helpers import tiny
 from parity import distance_of_updates, play, start
 
-from fednca.engine import fused, moves
-from fednca.engine.graphs import GraphEngine
+from fednca.engines.graphs import one_kernel
+from fednca.engines.graphs.engine import GraphEngine
+from fednca.kernels import layers
 from fednca.methods.contract import Server
 
 
@@ -63,14 +64,14 @@ def planned(monkeypatch, copies=True, here=True, can=True, broken=False, **optio
             raise RuntimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(moves, "available", lambda: can)
-        patch.setattr(fused, "DEVICE", "cpu" if here else "cuda")
-        patch.setattr("fednca.engine.kernels.adamw.warm_up", warm_up)
-        return moves.in_one_kernel(setting.optimizer, setting.copies.vectors[torch.bfloat16] if copies else None)
+        patch.setattr(one_kernel, "available", lambda: can)
+        patch.setattr(layers, "DEVICE", "cpu" if here else "cuda")
+        patch.setattr("fednca.kernels.adamw.warm_up", warm_up)
+        return one_kernel.in_one_kernel(setting.optimizer, setting.copies.vectors[torch.bfloat16] if copies else None)
 
 
 def test_adamw_without_clipping_is_the_kernels(monkeypatch):
-    assert isinstance(planned(monkeypatch), moves.OneKernel)
+    assert isinstance(planned(monkeypatch), one_kernel.OneKernel)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,11 @@ def test_all_else_is_torchs(changes, monkeypatch):
 
 
 def test_weights_in_float64_are_torchs(monkeypatch):
-    monkeypatch.setattr(moves, "available", lambda: True)
-    monkeypatch.setattr(fused, "DEVICE", "cpu")
+    monkeypatch.setattr(one_kernel, "available", lambda: True)
+    monkeypatch.setattr(layers, "DEVICE", "cpu")
     optimizer = Setting.build({}).optimizer
     changed = SimpleNamespace(**vars(optimizer) | {"vector": optimizer.vector.double()})
-    assert moves.in_one_kernel(changed, torch.zeros(1, dtype=torch.bfloat16)) is None
+    assert one_kernel.in_one_kernel(changed, torch.zeros(1, dtype=torch.bfloat16)) is None
 
 
 # -- which gradients are read where they are ---------------------------------------------------------------------------
@@ -106,14 +107,14 @@ SHIFTED = torch.zeros(PLACE.numel() + 1)[1:].view(4, 5, 8, 3).permute(0, 3, 1, 2
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_gradient_that_lies_like_its_weight_is_read_where_it_is(dtype):
     gradient = torch.ones_like(PLACE, dtype=dtype)
-    assert moves.at_hand(gradient, PLACE) is gradient
+    assert one_kernel.at_hand(gradient, PLACE) is gradient
 
 
 def test_strides_of_single_rows_do_not_matter():
     place = torch.zeros(16, 24, 1, 1).to(memory_format=torch.channels_last)
     gradient = torch.ones(16, 24, 1, 1)
     assert gradient.stride() == (24, 1, 1, 1) != place.stride()
-    assert moves.at_hand(gradient, place) is gradient
+    assert one_kernel.at_hand(gradient, place) is gradient
 
 
 @pytest.mark.parametrize(
@@ -130,9 +131,9 @@ def test_strides_of_single_rows_do_not_matter():
 )
 def test_any_other_gradient_is_copied_to_its_place(gradient):
     place = torch.full_like(PLACE, 3.0)
-    assert moves.at_hand(gradient, place) is place
+    assert one_kernel.at_hand(gradient, place) is place
     torch.testing.assert_close(place, gradient.float(), rtol=0, atol=0)
 
 
 def test_a_missing_gradient_stays_missing():
-    assert moves.at_hand(None, PLACE) is None
+    assert one_kernel.at_hand(None, PLACE) is None

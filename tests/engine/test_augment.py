@@ -6,9 +6,9 @@ import pytest
 import torch
 from torchvision.transforms.functional import InterpolationMode, affine
 
+from fednca.base.randomness import torch_rng
 from fednca.config import AugmentConfig
-from fednca.engine.augment import augment, draw, move
-from fednca.randomness import torch_rng
+from fednca.engines.augment import augment, draw, move
 
 
 def images(height=16, width=16, count=4):

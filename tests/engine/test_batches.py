@@ -3,8 +3,8 @@ import pytest
 import torch
 from torchvision.transforms.functional import normalize, to_tensor
 
-from fednca.engine.batches import HALF, IMAGENET, ImageStore, Shard, batch_bounds
-from fednca.randomness import torch_rng
+from fednca.base.randomness import torch_rng
+from fednca.engines.images import HALF, IMAGENET, ImageStore, Shard, batch_bounds
 
 
 @pytest.mark.parametrize("samples", range(1, 40))

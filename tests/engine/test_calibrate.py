@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import f1_score, precision_recall_curve, recall_score
 
 from fednca.config import CalibrateConfig
-from fednca.engine.calibrate import pick_thresholds, score_histograms
+from fednca.measures.thresholds import pick_thresholds, score_histograms
 
 FINE = 100_000
 

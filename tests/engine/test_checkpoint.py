@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 import fednca.runs.checkpoint
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.methods.contract import Server
 from fednca.runs.checkpoint import State, keep_checkpoint, load_checkpoint, load_last, save_checkpoint
 from fednca.runs.history import Best

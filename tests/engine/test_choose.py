@@ -13,12 +13,12 @@ import torch
 from helpers import tiny
 from parity import start
 
-import fednca.engine.processes
-import fednca.engine.select
-from fednca.engine.eager import EagerEngine
-from fednca.engine.processes import ProcessEngine, forks_can_train
-from fednca.engine.select import select_engine
-from fednca.errors import FedncaError, UnfitEngineError
+import fednca.engines.processes
+import fednca.engines.select
+from fednca.base.errors import FedncaError, UnfitEngineError
+from fednca.engines.eager import EagerEngine
+from fednca.engines.processes import ProcessEngine, forks_can_train
+from fednca.engines.select import select_engine
 
 
 def engine_of(**changes):
@@ -26,8 +26,8 @@ def engine_of(**changes):
 
 
 def test_auto_takes_processes_for_several_clients_on_several_cores(monkeypatch):
-    monkeypatch.setattr(fednca.engine.select, "cores", lambda: 4)
-    monkeypatch.setattr(fednca.engine.processes, "cores", lambda: 4)
+    monkeypatch.setattr(fednca.engines.select, "cores", lambda: 4)
+    monkeypatch.setattr(fednca.engines.processes, "cores", lambda: 4)
     chosen = engine_of(engine="auto")
     assert isinstance(chosen, ProcessEngine)
     assert (chosen.workers, chosen.note) == (4, "engine: 4 processes, one for each core")
@@ -48,13 +48,13 @@ def test_auto_takes_processes_for_several_clients_on_several_cores(monkeypatch):
 def test_what_processes_cannot_do_is_done_in_one_or_explained(changes, hindrance, monkeypatch):
     changes = dict(changes)
     if changes.pop("alone", False):
-        monkeypatch.setattr(fednca.engine.select, "cores", lambda: 1)
+        monkeypatch.setattr(fednca.engines.select, "cores", lambda: 1)
     if changes.pop("daemon", False):
         monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     if system := changes.pop("system", None):
         monkeypatch.setattr("platform.system", lambda: system)
     if changes.pop("fork", None):
-        monkeypatch.setattr(fednca.engine.select, "forks_can_train", lambda: False)
+        monkeypatch.setattr(fednca.engines.select, "forks_can_train", lambda: False)
     assert isinstance(engine_of(engine="auto", **changes), EagerEngine)
     with pytest.raises(FedncaError, match=f"engine 'processes' cannot be used: {hindrance}.*leave `engine` out"):
         engine_of(engine="processes", **changes)
@@ -96,7 +96,7 @@ def test_images_that_do_not_fit_on_a_gpu_are_trained_eagerly_and_said_so():
 def test_what_graphs_cannot_do_is_trained_eagerly_and_said_so_in_one_line(error, reason, monkeypatch):
     job, server = start(tiny())
     job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
-    monkeypatch.setattr(fednca.engine.select, "GraphEngine", failing(error))
+    monkeypatch.setattr(fednca.engines.select, "GraphEngine", failing(error))
     chosen = choose_on_a_gpu(job)
     assert chosen.note == f"engine: eager, since {reason}"
     assert [result.update.client for result in chosen.train(1, [0, 2], server, {})] == [0, 2]
@@ -107,7 +107,7 @@ def test_what_graphs_cannot_do_is_trained_eagerly_and_said_so_in_one_line(error,
 def test_a_step_too_large_for_the_gpu_is_one_sentence(monkeypatch):
     job, _ = start(tiny())
     job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
-    monkeypatch.setattr(fednca.engine.select, "GraphEngine", failing(torch.OutOfMemoryError("CUDA out of memory")))
+    monkeypatch.setattr(fednca.engines.select, "GraphEngine", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(FedncaError, match=r"does not fit on the GPU; use a smaller train\.batch_size, evaluate"):
         choose_on_a_gpu(job)
 
@@ -124,6 +124,6 @@ def refuse(tensor):
 def test_forks_that_cannot_train_are_found_out(backward, monkeypatch, capfd):
     assert forks_can_train()
     monkeypatch.setattr(torch.Tensor, "backward", backward)
-    monkeypatch.setattr(fednca.engine.processes, "TRIAL_SECONDS", 0.3)
+    monkeypatch.setattr(fednca.engines.processes, "TRIAL_SECONDS", 0.3)
     assert not forks_can_train()
     assert capfd.readouterr() == ("", "")

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from helpers import tiny
 from parity import start
 
+from fednca.base.errors import FedncaError
+from fednca.base.randomness import torch_rng
 from fednca.data.load import federate
-from fednca.engine.local import Workplace
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_workplace
-from fednca.errors import FedncaError
+from fednca.engines.local import Workplace
+from fednca.engines.model import build_model
+from fednca.engines.workplace import build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Server, Tensors, average
-from fednca.randomness import torch_rng
 from fednca.runs.rounds import choose_clients
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from fednca.base.tensors import Layout, Packed
 from fednca.config import TrainConfig
-from fednca.engine.flat import OPTIMIZER, FlatOptimizer
+from fednca.engines.optimizer import OPTIMIZER, FlatOptimizer
 from fednca.methods.fedavg import FedAvg
-from fednca.packed import Layout, Packed
 
 SHAPES = {"a": (5, 3, 3, 3), "b": (7,), "c": (4, 6)}
 

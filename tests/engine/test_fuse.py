@@ -23,7 +23,7 @@ from kernel_cases import (
 )
 from torch import nn
 
-from fednca.engine.fuse import works
+from fednca.kernels.fusion import works
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # the interpreter cuts bits off, where a GPU rounds
 

@@ -10,13 +10,13 @@ from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 
 from fednca.data.store import StoredImages
-from fednca.engine import fuse, fused
-from fednca.engine.residual import FUSED
+from fednca.kernels import fusion, layers
+from fednca.kernels.residual import FUSED
 
 
 def planned(model, images, passes=1):
     scratch = copy.deepcopy(model).train()
-    return fuse.watch(scratch, lambda: [scratch(images) for _ in range(passes)])
+    return fusion.watch(scratch, lambda: [scratch(images) for _ in range(passes)])
 
 
 def test_resnets_pairs_are_the_first_ones_of_stem_and_blocks():
@@ -26,8 +26,8 @@ def test_resnets_pairs_are_the_first_ones_of_stem_and_blocks():
     assert plan.relus == {f"{path}bn1": f"{path}act1" for path in ["", *blocks]}
     assert plan.blocks == {f"{path}bn2": path.removesuffix(".") for path in blocks}
     assert len(plan.norms) == sum(isinstance(module, nn.BatchNorm2d) for module in model.modules()) == 20
-    assert plan.norms["layer4.1.bn2"] == fuse.Input(512, torch.float32)
-    assert plan.pools == {"maxpool": fuse.Input(64, torch.float32)}
+    assert plan.norms["layer4.1.bn2"] == fusion.Input(512, torch.float32)
+    assert plan.pools == {"maxpool": fusion.Input(64, torch.float32)}
 
 
 def bottlenecks(**options):
@@ -44,7 +44,7 @@ def test_a_fused_resnet_without_kernels_does_bit_by_bit_the_same(build):
     model = build().to(memory_format=torch.channels_last).train()
     images = torch.randn(3, 3, 64, 64).to(memory_format=torch.channels_last)
     plan = planned(model, images)
-    fused = fuse.fuse(copy.deepcopy(model), plan)
+    fused = fusion.accelerate(copy.deepcopy(model), plan)
     blocks = {path for path, module in model.named_modules() if isinstance(module, (BasicBlock, Bottleneck))}
     assert set(plan.blocks.values()) == blocks
     assert all(type(fused.get_submodule(path)) in FUSED.values() for path in blocks)
@@ -76,15 +76,15 @@ def test_a_block_with_further_parts_adds_its_shortcut_itself(options, layers):
 def test_weights_and_buffers_stay_where_they_are():
     model, images = net()
     before = {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    fuse.fuse(model, planned(model, images))
-    assert isinstance(model.stem[1], fused.FusedBatchNorm2d)
-    assert isinstance(model.stem[3], fused.FusedMaxPool2d)
+    fusion.accelerate(model, planned(model, images))
+    assert isinstance(model.stem[1], layers.FusedBatchNorm2d)
+    assert isinstance(model.stem[3], layers.FusedMaxPool2d)
     assert {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]} == before
 
 
 def test_batches_may_be_counted_elsewhere():
     model, images = net()
-    fused = fuse.fuse(copy.deepcopy(model), planned(model, images))
+    fused = fusion.accelerate(copy.deepcopy(model), planned(model, images))
     fused.stem[1].num_batches_tracked = None
     found, expected = train(fused, images), train(model, images)
     del expected["stem.1.num_batches_tracked"]
@@ -152,7 +152,7 @@ def test_only_a_relu_that_sees_nothing_else_is_joined(name):
     plan = planned(model, images, passes=2)
     assert plan.relus == pairs
     assert plan.norms
-    fused = fuse.fuse(copy.deepcopy(model), plan)
+    fused = fusion.accelerate(copy.deepcopy(model), plan)
     torch.testing.assert_close(train(fused, images), train(copy.deepcopy(model), images), rtol=0, atol=0)
 
 
@@ -175,65 +175,67 @@ def test_only_a_relu_that_sees_nothing_else_is_joined(name):
     ids=str,
 )
 def test_other_modules_are_left_alone(module):
-    assert not fused.fits_norm(module)
-    assert not fused.fits_pool(module)
+    assert not layers.fits_norm(module)
+    assert not layers.fits_pool(module)
 
 
 def test_maps_that_the_kernels_cannot_take_are_torchs(monkeypatch):
-    monkeypatch.setattr(fused, "DEVICE", "cpu")
+    monkeypatch.setattr(layers, "DEVICE", "cpu")
     x = torch.zeros(2, 8, 4, 4).to(memory_format=torch.channels_last)
-    assert fused.usable(x, torch.float32)
-    assert not fused.usable(x, torch.bfloat16)
-    assert not fused.usable(x.contiguous(), torch.float32)
-    assert not fused.usable(x[:0], torch.float32)
-    assert not fused.usable(x[:, :, :, 1:], torch.float32)
+    assert layers.usable(x, torch.float32)
+    assert not layers.usable(x, torch.bfloat16)
+    assert not layers.usable(x.contiguous(), torch.float32)
+    assert not layers.usable(x[:0], torch.float32)
+    assert not layers.usable(x[:, :, :, 1:], torch.float32)
     shifted = torch.zeros(x.numel() + 1)[1:].view(2, 4, 4, 8).permute(0, 3, 1, 2)
     assert shifted.is_contiguous(memory_format=torch.channels_last)
-    assert not fused.usable(shifted, torch.float32)
-    monkeypatch.setattr(fused, "LARGEST", x.numel() - 1)
-    assert not fused.usable(x, torch.float32)
+    assert not layers.usable(shifted, torch.float32)
+    monkeypatch.setattr(layers, "LARGEST", x.numel() - 1)
+    assert not layers.usable(x, torch.float32)
 
 
 def test_evaluation_keeps_what_a_gradient_needs():
     x, weighted, plain = torch.zeros(1, 3, 2, 2), nn.BatchNorm2d(3).eval(), nn.ReLU().eval()
-    assert not fused.only_evaluated(weighted, x)
-    assert not fused.only_evaluated(plain, x.clone().requires_grad_())
-    assert fused.only_evaluated(plain, x)
-    assert fused.only_evaluated(copy.deepcopy(weighted).requires_grad_(False), x)
+    assert not layers.only_evaluated(weighted, x)
+    assert not layers.only_evaluated(plain, x.clone().requires_grad_())
+    assert layers.only_evaluated(plain, x)
+    assert layers.only_evaluated(copy.deepcopy(weighted).requires_grad_(False), x)
     with torch.no_grad():
-        assert fused.only_evaluated(weighted, x)
-        assert not fused.only_evaluated(weighted.train(), x)
+        assert layers.only_evaluated(weighted, x)
+        assert not layers.only_evaluated(weighted.train(), x)
 
 
 def test_images_that_the_kernel_cannot_take_are_torchs(monkeypatch):
     pixels, rows, mean = torch.zeros(4, 4, 4, 3, dtype=torch.uint8), torch.tensor([2, 0]), torch.zeros(3)
-    assert not fused.gatherable(pixels, rows, mean)
-    monkeypatch.setattr(fused, "DEVICE", "cpu")
-    assert fused.gatherable(pixels, rows, mean)
-    assert not fused.gatherable(StoredImages((pixels.numpy(),)), rows, mean)
-    assert not fused.gatherable(pixels, rows, mean.double())
-    assert not fused.gatherable(pixels.float(), rows, mean)
-    assert not fused.gatherable(pixels, rows.int(), mean)
-    assert not fused.gatherable(pixels, rows[:0], mean)
-    assert not fused.gatherable(pixels, torch.arange(4)[::2], mean)
-    assert not fused.gatherable(pixels[:, :, 1:], rows, mean)
-    assert not fused.gatherable(torch.zeros(4, 4, 4, 1, dtype=torch.uint8), rows, mean)
+    assert not layers.gatherable(pixels, rows, mean)
+    monkeypatch.setattr(layers, "DEVICE", "cpu")
+    assert layers.gatherable(pixels, rows, mean)
+    assert not layers.gatherable(StoredImages((pixels.numpy(),)), rows, mean)
+    assert not layers.gatherable(pixels, rows, mean.double())
+    assert not layers.gatherable(pixels.float(), rows, mean)
+    assert not layers.gatherable(pixels, rows.int(), mean)
+    assert not layers.gatherable(pixels, rows[:0], mean)
+    assert not layers.gatherable(pixels, torch.arange(4)[::2], mean)
+    assert not layers.gatherable(pixels[:, :, 1:], rows, mean)
+    assert not layers.gatherable(torch.zeros(4, 4, 4, 1, dtype=torch.uint8), rows, mean)
     shifted = torch.zeros(pixels.numel() + 1, dtype=torch.uint8)[1:].view(pixels.shape)
-    assert not fused.gatherable(shifted, rows, mean)
-    monkeypatch.setattr(fused, "LARGEST", 2 * 48 - 1)
-    assert not fused.gatherable(pixels, rows, mean)
+    assert not layers.gatherable(shifted, rows, mean)
+    monkeypatch.setattr(layers, "LARGEST", 2 * 48 - 1)
+    assert not layers.gatherable(pixels, rows, mean)
 
 
 def test_one_value_per_channel_is_refused_as_torch_does():
-    model = fuse.fuse(nn.Sequential(nn.BatchNorm2d(3)), fuse.Plan({"0": fuse.Input(3, torch.float32)})).train()
+    model = fusion.accelerate(
+        nn.Sequential(nn.BatchNorm2d(3)), fusion.Plan({"0": fusion.Input(3, torch.float32)})
+    ).train()
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         model(torch.zeros(1, 3, 1, 1))
 
 
 def test_what_a_gpu_cannot_compile_stays_torchs(monkeypatch):
-    monkeypatch.setattr(fused, "DEVICE", "cpu")  # for which triton compiles nothing
+    monkeypatch.setattr(layers, "DEVICE", "cpu")  # for which triton compiles nothing
     model = timm.create_model("resnet18", num_classes=5).to(memory_format=torch.channels_last).train()
-    maps, images = fuse.Input(64, torch.float32), fuse.Input(3, torch.float32)
-    plan = fuse.Plan(norms={"bn1": maps}, pools={"maxpool": maps}, stems={"conv1": images}, relus={"bn1": "act1"})
-    same = fuse.fuse(copy.deepcopy(model), plan)
+    maps, images = fusion.Input(64, torch.float32), fusion.Input(3, torch.float32)
+    plan = fusion.Plan(norms={"bn1": maps}, pools={"maxpool": maps}, stems={"conv1": images}, relus={"bn1": "act1"})
+    same = fusion.accelerate(copy.deepcopy(model), plan)
     assert [type(module) for module in same.modules()] == [type(module) for module in model.modules()]

@@ -6,18 +6,18 @@ from helpers import tiny
 from parity import assert_agree, distance_of_updates, play, start
 from torch import nn
 
-from fednca.engine.batches import Shard
-from fednca.engine.graphs import GraphEngine, deal
-from fednca.engine.lanes import Lane
-from fednca.engine.select import select_engine
-from fednca.errors import FedncaError, UnfitEngineError
+from fednca.base.errors import FedncaError, UnfitEngineError
+from fednca.base.tensors import Layout, Packed, flat
+from fednca.engines.graphs.engine import GraphEngine, deal
+from fednca.engines.graphs.lanes import Lane
+from fednca.engines.images import Shard
+from fednca.engines.select import select_engine
 from fednca.methods import method_names
 from fednca.methods.contract import Server, average
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv
 from fednca.methods.fedlgt import FedLGT
 from fednca.methods.spherefed import SphereFed
-from fednca.packed import Layout, Packed, flat
 
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4}  # sizes that end in partial batches
 
@@ -143,7 +143,7 @@ def test_what_is_captured_once_does_the_same_for_every_client_and_round(method, 
     # A replayed graph reads and writes where it did when it was captured: here, what was given first is done again.
     monkeypatch.setattr(Lane, "do", lambda lane, key, work: lane.graphs.setdefault(key, work)())
     monkeypatch.setattr("parity.create_method", lambda config: method())
-    monkeypatch.setattr("fednca.engine.local_update.FINISH_BATCH", 16)
+    monkeypatch.setattr("fednca.engines.local_update.FINISH_BATCH", 16)
     job, server = start(tiny(**UNEQUAL, train__precision="float64", evaluate__batch_size=16))
     engine = graphs(job)
     assert_agree(play(job, engine, server, 3), play(job, job.engine, server, 3), atol=1e-8)

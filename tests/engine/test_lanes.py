@@ -6,8 +6,8 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from fednca.engine import lanes
-from fednca.engine.lanes import Lane, take_stream
+from fednca.engines.graphs import lanes
+from fednca.engines.graphs.lanes import Lane, take_stream
 
 
 def test_a_driver_that_is_not_there_is_a_reason_to_do_without_graphs(monkeypatch):

@@ -8,13 +8,13 @@ import torch
 from helpers import tiny
 from parity import assert_same, assert_same_results, start, timeless
 
-import fednca.engine.processes
-from fednca.devices import cpu_threads
-from fednca.engine.batches import Shard
-from fednca.engine.contract import Trained
-from fednca.engine.processes import ProcessEngine
+import fednca.engines.processes
+from fednca.base.devices import cpu_threads
+from fednca.base.randomness import GLOBAL
+from fednca.engines.contract import Trained
+from fednca.engines.images import Shard
+from fednca.engines.processes import ProcessEngine
 from fednca.methods import find_method, method_names
-from fednca.randomness import GLOBAL
 from fednca.runs import train
 
 pytestmark = pytest.mark.usefixtures("no_worker_is_left")
@@ -52,9 +52,9 @@ def test_workers_are_told_what_the_server_sends_and_nothing_else(name, monkeypat
     job, server = start(tiny(method__name=name))
     engine = ProcessEngine(job.engine, [], 2)
     told = []
-    usual = fednca.engine.processes.Worker.send
+    usual = fednca.engines.processes.Worker.send
     monkeypatch.setattr(
-        fednca.engine.processes.Worker, "send", lambda self, message: (told.append(len(message)), usual(self, message))
+        fednca.engines.processes.Worker, "send", lambda self, message: (told.append(len(message)), usual(self, message))
     )
     list(engine.train(1, [0, 1, 2], server, {}))
     engine.close()

@@ -7,7 +7,7 @@ import torch
 from helpers import tiny
 from parity import assert_agree, play, start
 
-from fednca.engine.graphs import GraphEngine
+from fednca.engines.graphs.engine import GraphEngine
 
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "train__precision": "float64"}
 

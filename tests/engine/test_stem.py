@@ -6,7 +6,7 @@ import torch
 from stem_cases import CASES, assert_within, expected, interpret
 from torch import nn
 
-from fednca.engine import fused
+from fednca.kernels import layers
 
 ROUNDING = {torch.float32: 0, torch.bfloat16: 2**-7}  # the interpreter cuts bits off, where a GPU rounds
 ACCUMULATION = 1e-6  # of sums in float32
@@ -61,7 +61,7 @@ def test_evaluation_is_the_same_convolution(interpreted):
 def test_the_first_convolution_of_a_network_fits(name):
     model = timm.create_model(name)
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    assert [module for module in convolutions if fused.fits_stem(module)] == convolutions[:1]
+    assert [module for module in convolutions if layers.fits_stem(module)] == convolutions[:1]
 
 
 class Other(nn.Conv2d):
@@ -90,43 +90,43 @@ class Other(nn.Conv2d):
     ids=str,
 )
 def test_other_modules_do_not_fit(module):
-    assert not fused.fits_stem(module)
+    assert not layers.fits_stem(module)
 
 
 @pytest.mark.parametrize("channels", [16, 32, 48, 64])
 def test_channels_in_steps_of_sixteen_fit(channels):
-    assert fused.fits_stem(nn.Conv2d(3, channels, 7, 2, 3, bias=False))
+    assert layers.fits_stem(nn.Conv2d(3, channels, 7, 2, 3, bias=False))
 
 
 def test_images_that_the_kernels_cannot_take_are_torchs(monkeypatch):
     images = torch.zeros(2, 3, 8, 12).to(memory_format=torch.channels_last)
     weight = torch.zeros(64, 3, 7, 7, dtype=torch.bfloat16)
-    assert not fused.stem_usable(images, weight)
-    monkeypatch.setattr(fused, "DEVICE", "cpu")
-    assert fused.stem_usable(images, weight)
-    assert fused.stem_usable(images.bfloat16(), weight)
-    assert not fused.stem_usable(images.half(), weight)
-    assert not fused.stem_usable(images, weight.float())
-    assert not fused.stem_usable(images, weight.to("meta"))
-    assert not fused.stem_usable(images.contiguous(), weight)
-    assert not fused.stem_usable(images[:0], weight)
-    assert not fused.stem_usable(images[0], weight)
-    assert not fused.stem_usable(images.clone().requires_grad_(), weight)
+    assert not layers.stem_usable(images, weight)
+    monkeypatch.setattr(layers, "DEVICE", "cpu")
+    assert layers.stem_usable(images, weight)
+    assert layers.stem_usable(images.bfloat16(), weight)
+    assert not layers.stem_usable(images.half(), weight)
+    assert not layers.stem_usable(images, weight.float())
+    assert not layers.stem_usable(images, weight.to("meta"))
+    assert not layers.stem_usable(images.contiguous(), weight)
+    assert not layers.stem_usable(images[:0], weight)
+    assert not layers.stem_usable(images[0], weight)
+    assert not layers.stem_usable(images.clone().requires_grad_(), weight)
     odd = torch.zeros(2, 3, 7, 13).to(memory_format=torch.channels_last)
-    assert not fused.stem_usable(odd[:, :, :6].contiguous(memory_format=torch.channels_last), weight)
-    assert not fused.stem_usable(odd[:, :, :, :12].contiguous(memory_format=torch.channels_last), weight)
-    assert not fused.stem_usable(torch.zeros(2, 4, 8, 12).to(memory_format=torch.channels_last), weight)
+    assert not layers.stem_usable(odd[:, :, :6].contiguous(memory_format=torch.channels_last), weight)
+    assert not layers.stem_usable(odd[:, :, :, :12].contiguous(memory_format=torch.channels_last), weight)
+    assert not layers.stem_usable(torch.zeros(2, 4, 8, 12).to(memory_format=torch.channels_last), weight)
     shifted = torch.zeros(images.numel() + 1)[1:].view(2, 8, 12, 3).permute(0, 3, 1, 2)
     assert shifted.is_contiguous(memory_format=torch.channels_last)
-    assert not fused.stem_usable(shifted, weight)
+    assert not layers.stem_usable(shifted, weight)
 
 
 def test_numbers_are_counted_with_32_bits(monkeypatch):
-    monkeypatch.setattr(fused, "DEVICE", "cpu")
+    monkeypatch.setattr(layers, "DEVICE", "cpu")
     images = torch.zeros(2, 3, 8, 12).to(memory_format=torch.channels_last)
     weight = torch.zeros(64, 3, 7, 7, dtype=torch.bfloat16)
     largest = 2 * (4 + 3) * (6 + 3) * 64  # with a border around the map
-    monkeypatch.setattr(fused, "LARGEST", largest)
-    assert fused.stem_usable(images, weight)
-    monkeypatch.setattr(fused, "LARGEST", largest - 1)
-    assert not fused.stem_usable(images, weight)
+    monkeypatch.setattr(layers, "LARGEST", largest)
+    assert layers.stem_usable(images, weight)
+    monkeypatch.setattr(layers, "LARGEST", largest - 1)
+    assert not layers.stem_usable(images, weight)

@@ -12,7 +12,7 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from parity import assert_same, assert_same_results, timeless
 
-from fednca.errors import FedncaError, RunFailedError
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.methods.fedavg import FedAvg
 from fednca.runs import resume, train
 from fednca.runs.callbacks import Callback
@@ -111,7 +111,7 @@ import multiprocessing, sys, time
 from helpers import tiny
 from fednca.runs.callbacks import Callback
 from fednca.methods.fedavg import FedAvg
-from fednca.randomness import GLOBAL
+from fednca.base.randomness import GLOBAL
 from fednca.runs import train
 
 class Linger(Callback):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from flwr.app import MetricRecord, RecordDict
 
-from fednca.engine.contract import Trained
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
+from fednca.engines.contract import Trained
 from fednca.flower.checks import check_norm, read_histograms, read_update
 from fednca.flower.records import to_arrays
 from fednca.methods.contract import Server, Update

@@ -12,7 +12,7 @@ from helpers import Stop, tiny
 from in_process import Node, assert_same, engine_rounds, is_train, settings_for, simulated
 
 import fednca.flower.server
-from fednca.errors import FedncaError, RunFailedError
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.flower import exchange, roster
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.server import serve

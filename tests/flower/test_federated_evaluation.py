@@ -7,12 +7,12 @@ from in_process import simulated
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 from fednca.config import CalibrateConfig
-from fednca.engine.calibrate import score_histograms
 from fednca.flower.config import ServerConfig
-from fednca.flower.evaluate import expand, judge, metrics_of
 from fednca.flower.records import from_arrays
 from fednca.flower.server import serve
-from fednca.metrics import multilabel_metrics
+from fednca.measures.histograms import expand, judge, metrics_of
+from fednca.measures.metrics import multilabel_metrics
+from fednca.measures.thresholds import score_histograms
 from fednca.runs import Run, train
 
 

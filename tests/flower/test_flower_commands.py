@@ -12,8 +12,8 @@ from folders import write_sites
 from helpers import tiny
 from in_process import simulated
 
-from fednca.cli import main
-from fednca.engine.model import build_model
+from fednca.cli.app import main
+from fednca.engines.model import build_model
 from fednca.flower.config import ServerConfig
 from fednca.flower.leaves import what_leaves
 from fednca.flower.ready import check_registered, check_same_authority, connection

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import Stop
 
-from fednca.errors import ChangedDataError
+from fednca.base.errors import ChangedDataError
 from fednca.flower.kept import load_state, save_state, unchanged
 
 DAY = 86400

@@ -10,7 +10,7 @@ from helpers import tiny
 from in_process import serve_until, settings_for, simulated
 from parity import start
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after, noise_average, privatize_update
 from fednca.flower.server import serve

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.flower.records import count_bytes, from_arrays, to_arrays
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]

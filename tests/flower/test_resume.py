@@ -18,7 +18,7 @@ import fednca.flower.app
 import fednca.flower.client
 import fednca.flower.server
 import fednca.runs.checkpoint
-from fednca.errors import FedncaError, RunFailedError
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.flower.server import serve
 from fednca.runs import Run
 from fednca.runs.checkpoint import save_checkpoint

@@ -6,7 +6,7 @@ from fednca.flower.rounds import CLOSE
 from helpers import tiny
 from in_process import assert_same, settings_for, simulated
 
-from fednca.errors import RunFailedError
+from fednca.base.errors import RunFailedError
 from fednca.flower.server import serve
 from fednca.methods.fedavg import FedAvg
 from fednca.runs import Run

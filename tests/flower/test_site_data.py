@@ -7,7 +7,7 @@ from folders import join_sites, write_sites
 from helpers import tiny
 from in_process import InProcessGrid
 
-from fednca.errors import FedncaError, RunFailedError
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.flower import roster
 from fednca.flower.classes import join_classes, to_joint
 from fednca.flower.config import load_server, load_site

@@ -19,7 +19,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from helpers import free_port
 from processes import BIN, wait_until
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.flower.config import load_server, load_site
 from fednca.flower.trial import Trial, make_authority, make_certificate, write_trial
 

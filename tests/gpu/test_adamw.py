@@ -6,10 +6,10 @@ from adamw_cases import OPTIONS, STEPS, UNEQUAL, assert_is_torchs, gradients, pr
 from helpers import tiny
 from parity import assert_agree, distance_of_updates, play, start
 
-from fednca.engine import lanes, moves
-from fednca.engine.graphs import GraphEngine
-from fednca.engine.kernels import adamw
-from fednca.engine.lanes import Lane
+from fednca.engines.graphs import lanes, one_kernel
+from fednca.engines.graphs.engine import GraphEngine
+from fednca.engines.graphs.lanes import Lane
+from fednca.kernels import adamw
 
 pytestmark = pytest.mark.gpu
 RESNET = {"model__backbone": "resnet18", "data__image_size": 64}
@@ -76,7 +76,7 @@ def test_rounds_are_those_of_torchs_optimiser(name, changes, monkeypatch):
     has_kernel = not engine.slots[0][0].optimizer.clip_norm
     assert all((kernel is not None) == has_kernel for kernel in kernels(engine))
     found = play(job, engine, before.server, 1, before.states, first=4)
-    monkeypatch.setattr(moves, "available", lambda: False)
+    monkeypatch.setattr(one_kernel, "available", lambda: False)
     engine = graphs(job)
     assert kernels(engine) == [None] * len(engine.slots)
     expected = play(job, engine, before.server, 1, before.states, first=4)
@@ -106,7 +106,7 @@ def test_batches_of_several_sizes_share_a_slot():
 def test_graphs_that_go_and_come_again_read_their_own_gradients(monkeypatch):
     job, server = start(tiny(**UNEQUAL, device="cuda"), "cuda")
     expected = play(job, graphs(job, 1), server, 4)
-    for module in (lanes, moves):
+    for module in (lanes, one_kernel):
         monkeypatch.setattr(module, "GRAPHS_KEPT", 1)
     engine = graphs(job, 1)
     assert_agree(play(job, engine, server, 4), expected, atol=0.0)

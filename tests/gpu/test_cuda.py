@@ -39,7 +39,7 @@ def test_images_that_do_not_fit_come_from_the_host_and_change_nothing(tmp_path, 
         device="cuda", train__precision="float64", train__rounds=1, train__augment={"hflip": True, "rotate": 9.0}
     )
     resident = train(config, tmp_path / "resident")
-    monkeypatch.setattr("fednca.engine.batches.room", lambda device: 0)
+    monkeypatch.setattr("fednca.engines.images.room", lambda device: 0)
     streamed = train(config, tmp_path / "streamed")
     torch.testing.assert_close(moved(streamed), moved(resident), rtol=0, atol=1e-12)
     on_cpu = train(config.replace({"device": "cpu"}), tmp_path / "cpu")

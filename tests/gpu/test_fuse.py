@@ -25,10 +25,9 @@ from kernel_cases import (
 )
 from torch import nn
 
-from fednca.engine import fuse, fused
-from fednca.engine.batches import ImageStore
-from fednca.engine.kernels import norms
-from fednca.engine.kernels.gathering import gather
+from fednca.engines.images import ImageStore
+from fednca.kernels import fusion, layers, norms
+from fednca.kernels.gathering import gather
 
 pytestmark = pytest.mark.gpu
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
@@ -61,7 +60,7 @@ def undecided_left_out(case, x, g):
 
 
 def test_kernels_are_available():
-    assert fuse.available()
+    assert fusion.available()
 
 
 @pytest.mark.parametrize("case", [*REAL, *NORMS.values()], ids=as_text)
@@ -143,7 +142,7 @@ def test_max_pool_in_evaluation_is_torchs(case):
 def gathered(images, rows):
     """Return what the kernel makes of a store's images, on the CPU."""
     pixels, rows, mean = images.pixels.cuda(), torch.tensor(rows, device="cuda"), images.mean.cuda()
-    assert fused.gatherable(pixels, rows, mean)
+    assert layers.gatherable(pixels, rows, mean)
     return gather(pixels, rows, mean, images.std.cuda()).cpu()
 
 
@@ -191,7 +190,7 @@ def resnet(size):
 
 def fused_copy(model, images):
     scratch = copy.deepcopy(model)
-    return fuse.fuse(copy.deepcopy(model), fuse.watch(scratch, lambda: scratch(images)))
+    return fusion.accelerate(copy.deepcopy(model), fusion.watch(scratch, lambda: scratch(images)))
 
 
 @pytest.mark.parametrize("size", [64, 224])

@@ -7,12 +7,12 @@ import torch
 from helpers import TINY, tiny
 from parity import assert_agree, distance_of_updates, play, start
 
-import fednca.engine.eager
-import fednca.engine.graphs
-from fednca.engine.eager import EagerEngine
-from fednca.engine.fused import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
-from fednca.engine.graphs import GraphEngine, sizes_of
-from fednca.engine.residual import FusedBasicBlock
+import fednca.engines.eager
+import fednca.engines.graphs.engine
+from fednca.engines.eager import EagerEngine
+from fednca.engines.graphs.engine import GraphEngine, sizes_of
+from fednca.kernels.layers import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
+from fednca.kernels.residual import FusedBasicBlock
 from fednca.methods import method_names
 from fednca.methods.fedavg import FedAvg
 from fednca.runs import resume, train
@@ -46,8 +46,8 @@ def test_every_method_agrees_with_the_eager_engine(name, slots):
 @pytest.mark.parametrize("precision", ["float64", "bf16"])
 @pytest.mark.parametrize(("name", "what"), [("fedcurv", "finish"), ("spherefed", "close")])
 def test_sums_over_images_are_captured_and_what_they_are_without_graphs(name, what, precision, monkeypatch):
-    monkeypatch.setattr(fednca.engine.eager, "LARGE_FINISH_BATCH", 16)
-    monkeypatch.setattr(fednca.engine.eager, "FINISH_BATCH", 16)
+    monkeypatch.setattr(fednca.engines.eager, "LARGE_FINISH_BATCH", 16)
+    monkeypatch.setattr(fednca.engines.eager, "FINISH_BATCH", 16)
     config = tiny(**UNEQUAL, method__name=name, train__precision=precision, evaluate__batch_size=16)
     job, server = start(config, "cuda")
     engine = graphs(job)
@@ -160,7 +160,7 @@ def test_clients_that_do_not_fit_wait_for_their_turn(monkeypatch):
     job, server = start(tiny(**UNEQUAL), "cuda")
     roomy = graphs(job)
     free = iter([10**9, 5 * 10**8])  # a slot takes half of what there was, and as much again is left
-    monkeypatch.setattr(fednca.engine.graphs, "free_memory", lambda device: next(free))
+    monkeypatch.setattr(fednca.engines.graphs.engine, "free_memory", lambda device: next(free))
     narrow = graphs(job)
     assert len(narrow.slots) == 1
     assert "1 clients at once (of 4 in a round: the GPU's memory has no room for more)" in narrow.note

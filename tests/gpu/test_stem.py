@@ -4,8 +4,7 @@ import pytest
 import torch
 from stem_cases import CASES, Case, assert_within, expected, outcome
 
-from fednca.engine import fused
-from fednca.engine.kernels import stem
+from fednca.kernels import layers, stem
 
 pytestmark = pytest.mark.gpu
 ROUNDING = {torch.float32: 0, torch.bfloat16: 2**-8}
@@ -69,7 +68,7 @@ def test_images_are_rounded_as_torch_rounds_them():
 
 def test_evaluation_is_the_same_convolution():
     images, weight, g = REAL["64 pixels, many images"].given("cuda")
-    assert fused.stem_usable(images, weight)
+    assert layers.stem_usable(images, weight)
     with torch.inference_mode():
         found = stem.StemConv.apply(images, weight)
     assert torch.equal(found, outcome(images, weight, g)["y"])

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from helpers import Stop, StopAfter, tiny
 
+from fednca.base.randomness import torch_rng
 from fednca.data.load import load_dataset
-from fednca.engine.model import build_model
+from fednca.engines.model import build_model
 from fednca.methods import create_method
-from fednca.randomness import torch_rng
 from fednca.runs import resume, train
 
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from fednca.base.errors import FedncaError
 from fednca.config import validate
-from fednca.errors import FedncaError
-from fednca.losses import asymmetric, balanced_bce
+from fednca.measures.losses import asymmetric, balanced_bce
 from fednca.methods.fedavg_asl import FedAvgASL, FedAvgASLHyper
 from fednca.methods.fedavg_balanced import FedAvgBalanced
 from fednca.models import Classifier, build_backbone

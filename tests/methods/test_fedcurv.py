@@ -8,8 +8,8 @@ from fisher_cases import by_a_loop, fisher_diagonal, local_of
 from helpers import LeastSquares, tiny
 from torch import nn
 
-import fednca.fisher
-from fednca.fisher import layers_tell, plain_attention, squares_of_convolution
+import fednca.measures.fisher
+from fednca.measures.fisher import layers_tell, plain_attention, squares_of_convolution
 from fednca.methods.contract import Server, Update
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.fedcurv import FedCurv, FedCurvHyper
@@ -37,7 +37,7 @@ LEARNERS = [
 
 @pytest.mark.parametrize("learner", LEARNERS, ids=["fedavg", "paper", "queries", "released"])
 def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypatch):
-    monkeypatch.setattr(fednca.fisher, "MOST", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
+    monkeypatch.setattr(fednca.measures.fisher, "MOST", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
     torch.manual_seed(0)
     model = Classifier(build_backbone("resnet-small"), learner.head(Task(tuple("abcde"), 64))).double()
     images = torch.randn(9, 3, 16, 16, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 from torch.testing import assert_close
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.methods.contract import Local
 from fednca.methods.fedlgt import FedLGT, FedLGTHyper, draw_revealed
 from fednca.models import Classifier, build_backbone

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
 from fednca.models import Classifier, build_backbone
 

@@ -6,8 +6,8 @@ from helpers import LeastSquares, tiny
 from torch import nn
 
 from fednca.config import TrainConfig
-from fednca.engine.batches import ImageStore, Shard
-from fednca.engine.eager import EagerEngine
+from fednca.engines.eager import EagerEngine
+from fednca.engines.images import ImageStore, Shard
 from fednca.methods.contract import Local, Server
 from fednca.methods.fedprox import FedProx, FedProxHyper
 from fednca.runs import train

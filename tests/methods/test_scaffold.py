@@ -7,10 +7,10 @@ from torch import nn
 
 from fednca.config import TrainConfig
 from fednca.data.load import federate
-from fednca.engine.batches import ImageStore, Shard
-from fednca.engine.eager import EagerEngine
-from fednca.engine.model import build_model
-from fednca.engine.workplace import build_workplace
+from fednca.engines.eager import EagerEngine
+from fednca.engines.images import ImageStore, Shard
+from fednca.engines.model import build_model
+from fednca.engines.workplace import build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Server
 from fednca.methods.fedavg import FedAvg

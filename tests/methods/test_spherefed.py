@@ -8,10 +8,10 @@ import torch
 from helpers import tiny
 from torch.testing import assert_close
 
-from fednca.engine.local_update import add_up
-from fednca.engine.workplace import build_workplace
-from fednca.errors import FedncaError
-from fednca.losses import balanced_bce
+from fednca.base.errors import FedncaError
+from fednca.engines.local_update import add_up
+from fednca.engines.workplace import build_workplace
+from fednca.measures.losses import balanced_bce
 from fednca.methods.contract import Server
 from fednca.methods.fedavg import FedAvg
 from fednca.methods.spherefed import SphereFed, SphereFedHyper

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.testing import assert_close
 
-from fednca.errors import FedncaError
-from fednca.models.backbone import build_backbone
+from fednca.base.errors import FedncaError
+from fednca.models.encoder import build_backbone
 
 MODEL = "test_resnet"  # timm's own miniature
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
+from fednca.base.randomness import numpy_rng
 from fednca.models.etf import orthonormal_rows, simplex_etf
-from fednca.randomness import numpy_rng
 
 
 @pytest.mark.parametrize("basis", ["random", "axes"])

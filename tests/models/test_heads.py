@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.models.cosine import SphereHead
 from fednca.models.etf import orthonormal_rows, simplex_etf
 from fednca.models.heads import Classifier, ETFHead, LADMHead, LinearHead, MLPHead

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.models.etf import simplex_etf
 from fednca.models.ladm import LADM, sincos_table
 

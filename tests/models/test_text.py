@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import save_file
 from torch.testing import assert_close
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.models.text import text_table
 
 VOC = ["aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"]

@@ -8,8 +8,8 @@ import pytest
 from helpers import plan
 from rich.console import Console
 
-from fednca.cli import main
-from fednca.report.bench_view import BenchView, LiveView, PlainView
+from fednca.cli.app import main
+from fednca.cli.bench_view import BenchView, LiveView, PlainView
 from fednca.report.tables import bench_table, mean_and_std
 
 METRICS = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.text import Text
 
-from fednca.bench import Bench
+from fednca.bench.cells import Bench
+from fednca.bench.rows import parse_rows
 from fednca.config import load_config
 from fednca.report.comparison import COLUMNS, FORMATS, Line, compare, to_csv, to_latex, to_markdown, to_text
 from fednca.report.published import published
-from fednca.rows import parse_rows
 
 SEEDS = [0, 1, 2]
 ROWS = ["centralized", "fedavg", "fednca-ml", "fednca-ml:variant=released", "fedprox:mu=0.5", "spherefed"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers import tiny
 
+from fednca.base.errors import FedncaError
 from fednca.data.federation import Federation
-from fednca.errors import FedncaError
 from fednca.report.facts import load_federations, page_facts
 from fednca.report.groups import group_runs
 from fednca.runs import Run

@@ -1,7 +1,7 @@
 import pytest
 from helpers import tiny
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.flower.trial import Trial, write_server
 from fednca.report.groups import find_runs, group_runs, setting
 from fednca.runs import Run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.report import page as module
 from fednca.report.facts import load_federations, page_facts
 from fednca.report.groups import group_runs

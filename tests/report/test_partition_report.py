@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.text import Text
 from scipy.spatial.distance import jensenshannon
 
+from fednca.base.errors import FedncaError
+from fednca.data.facts import client_names, partition_report
 from fednca.data.federation import build_federation
 from fednca.data.partition import ELSEWHERE, NOWHERE
 from fednca.data.sources import folder
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
 from fednca.report.figures import bubbles, class_bars, draw_partition, group_tail, readable, stacked_bars
-from fednca.report.partition import client_names, partition_report, write_report
+from fednca.report.partition import write_report
 from fednca.report.tables import partition_table
 
 SETTINGS = {"clients": 4, "beta": 0.5, "gamma": 0.5, "seed": 0, "min_samples": 5}

@@ -3,7 +3,7 @@ import pytest
 from helpers import tiny
 from PIL import Image
 
-from fednca.errors import FedncaError
+from fednca.base.errors import FedncaError
 from fednca.report.pictures import (
     MARKERS,
     attention_panels,

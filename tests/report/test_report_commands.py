@@ -4,7 +4,7 @@ import re
 import pytest
 from helpers import TINY, tiny
 
-from fednca.cli import main
+from fednca.cli.app import main
 from fednca.report import page
 
 

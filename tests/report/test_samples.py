@@ -3,10 +3,10 @@ import pytest
 import torch
 from sklearn.metrics.pairwise import cosine_similarity
 
-from fednca.collapse import Pairs
+from fednca.base.errors import FedncaError
 from fednca.data.store import StoredImages
 from fednca.data.types import FileImages
-from fednca.errors import FedncaError
+from fednca.measures.collapse import Pairs
 from fednca.report.samples import checkpoint_of, choose_examples, cosines, embed, look, pixels, sample_rows
 
 

@@ -10,7 +10,7 @@ from reading import SETTING
 from records import absent_labels, write_record
 from sklearn.metrics import silhouette_score
 
-from fednca.engine.workplace import build_store
+from fednca.engines.workplace import build_store
 
 
 def test_silhouettes_are_those_of_features_taken_one_image_at_a_time(tiny_run, real_record):

@@ -8,7 +8,7 @@ from reading import tables
 from rejection import least
 from scipy.optimize import differential_evolution
 
-from fednca.losses import objective
+from fednca.measures.losses import objective
 from fednca.models.heads import Output
 
 

@@ -11,8 +11,8 @@ import run
 from helpers import tiny
 from plan import CALIBRATION, Entry
 
+from fednca.bench.local import Outcome
 from fednca.config import Config
-from fednca.crew import Outcome
 from fednca.runs import Run
 
 DONE, STOPPED = Outcome({}, stopped=False), Outcome({}, stopped=True)

@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 
 import fednca.use.bootstrap
-from fednca.metrics import multilabel_metrics
-from fednca.randomness import numpy_rng
+from fednca.base.randomness import numpy_rng
+from fednca.measures.metrics import multilabel_metrics
 from fednca.use.bootstrap import Resampler, Resampling, Scored, draw_weights, intervals, units_of
 
 N, C = 60, 4

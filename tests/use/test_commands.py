@@ -9,7 +9,7 @@ import pytest
 from helpers import Stop, StopAfter, tiny
 from PIL import Image
 
-from fednca.cli import main
+from fednca.cli.app import main
 from fednca.runs import train
 
 

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 from sklearn import metrics
 
+from fednca.base.errors import FedncaError
 from fednca.data.sources.folder import Options
-from fednca.errors import FedncaError
 from fednca.use.bootstrap import Resampling
 from fednca.use.evaluate import Reading, evaluate, read_labelled
 

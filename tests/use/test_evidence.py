@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from fednca.evidence import attention_maps, evidence, grad_cam
 from fednca.models import LADM, Classifier, LADMHead, LinearHead, MLPHead, simplex_etf
+from fednca.models.evidence import attention_maps, evidence, grad_cam
 from fednca.models.tokens import DecoderHead
 
 DIM, CLASSES, SIZE = 8, 5, 12

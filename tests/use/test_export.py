@@ -11,10 +11,11 @@ from safetensors import safe_open
 
 import fednca.use.card
 import fednca.use.export
-from fednca.errors import FedncaError, RunFailedError
+from fednca.base.errors import FedncaError, RunFailedError
+from fednca.data.examples import choose_rows
 from fednca.runs import Run
 from fednca.use.card import model_card
-from fednca.use.data import choose_rows, examples
+from fednca.use.data import examples
 from fednca.use.export import export
 from fednca.use.model import TrainedModel
 

@@ -6,11 +6,11 @@ import torch
 from helpers import Stop, StopAfter, tiny
 from PIL import Image
 
+from fednca.base.errors import FedncaError
 from fednca.data.store import open_store
 from fednca.data.types import FileImages
-from fednca.engine.evaluate import predict
-from fednca.engine.workplace import build_workplace
-from fednca.errors import FedncaError
+from fednca.engines.scoring import predict
+from fednca.engines.workplace import build_workplace
 from fednca.runs import Run, resume, train
 from fednca.use.model import TrainedModel, to_pixels
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 import fednca.use.reading
+from fednca.base.errors import FedncaError
 from fednca.data.images import ImageError
-from fednca.errors import FedncaError
-from fednca.use.overlay import COLOURS, STRONGEST, overlay, shrink
+from fednca.models.overlay import COLOURS, STRONGEST, overlay, shrink
 from fednca.use.predict import Prediction, predict, to_csv, to_json
 from fednca.use.reading import find_images, read_batches
 

@@ -10,8 +10,8 @@ import pytest
 from helpers import free_port
 from PIL import Image
 
+from fednca.models.overlay import overlay
 from fednca.use.data import Example
-from fednca.use.overlay import overlay
 from fednca.use.serve import Page, bars, enlarge, heading, is_loopback, problem
 
 
@@ -125,7 +125,7 @@ def test_which_addresses_are_this_machines_own(host, own):
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_service_leaves_no_images_behind(run, tmp_path, stop):
-    code = "import sys; from fednca.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from fednca.cli.app import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", code, "serve", str(run.folder), "--port", str(free_port())]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
     try:

@@ -14,7 +14,7 @@ from helpers import free_port
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from fednca.use.overlay import overlay
+from fednca.models.overlay import overlay
 from fednca.use.serve import enlarge
 
 pytestmark = pytest.mark.browser
@@ -33,7 +33,7 @@ def watch(event, arguments):
             with open(sys.argv[1], "a") as file:
                 file.write(f"{address[0]}\\n")
 sys.addaudithook(watch)
-from fednca.cli import main
+from fednca.cli.app import main
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from fednca.progress import SHOWN
+from fednca.measures.metrics import SHOWN
 from fednca.use.tables import classes_table, fit, means_table
 
 SURE = {"value": 1.0, "low": 1.0, "high": 1.0}

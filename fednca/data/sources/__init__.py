@@ -4,8 +4,8 @@ import pkgutil
 from importlib import import_module
 from typing import cast
 
+from fednca.base.errors import unknown_name
 from fednca.data.types import Source
-from fednca.errors import unknown_name
 
 
 def source_names() -> list[str]:

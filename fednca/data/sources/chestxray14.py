@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.base.errors import FedncaError
+from fednca.config.options import Options as BaseOptions
 from fednca.data.fetch import Archive, Progress, obtain
 from fednca.data.layout import read_names, read_table, require
 from fednca.data.types import Dataset, FileImages, Split
-from fednca.errors import FedncaError
-from fednca.options import Options as BaseOptions
 
 SUMMARY = "chest radiographs of NIH ChestX-ray14, 14 classes, grouped by patient"
 SIZE = "86,524 train / 25,596 test images by the official lists"

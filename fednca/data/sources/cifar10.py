@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fednca.base.errors import FedncaError
+from fednca.base.randomness import numpy_rng
+from fednca.config.options import Options as BaseOptions
 from fednca.data.compose import compose
 from fednca.data.fetch import Archive, Progress, obtain
 from fednca.data.layout import require
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
-from fednca.options import Options as BaseOptions
-from fednca.randomness import numpy_rng
 
 SUMMARY = "one or two CIFAR-10 images on a 64x64 canvas, 10 classes"
 SIZE = "40,000 train / 4,000 val / 10,250 test composites"

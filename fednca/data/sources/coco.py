@@ -7,11 +7,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.base.errors import FedncaError
+from fednca.config.options import Options as BaseOptions
 from fednca.data.fetch import Archive, Progress, obtain
 from fednca.data.layout import require, require_files
 from fednca.data.types import Dataset, FileImages, Split
-from fednca.errors import FedncaError
-from fednca.options import Options as BaseOptions
 
 SUMMARY = "photographs of COCO 2017, 80 classes; train2017 → train, val2017 → test, crowds of objects count"
 SIZE = "117,266 train / 4,952 test images"

@@ -6,15 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fednca.arrays import read_arrays
+from fednca.base.arrays import read_arrays
+from fednca.base.errors import FedncaError
+from fednca.base.packages import needed
+from fednca.base.randomness import numpy_rng
+from fednca.config.options import Options as BaseOptions
 from fednca.data.compose import compose
 from fednca.data.fetch import Progress, download
 from fednca.data.layout import require
 from fednca.data.types import Dataset, Split
-from fednca.errors import FedncaError
-from fednca.options import Options as BaseOptions
-from fednca.packages import needed
-from fednca.randomness import numpy_rng
 
 SUMMARY = "one or two skin lesions of DermaMNIST on a 56x56 canvas, 7 classes"
 SIZE = "8,057 train / 1,213 val / 2,425 test composites"

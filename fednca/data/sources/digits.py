@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fednca.base.randomness import numpy_rng
+from fednca.config.options import Options as BaseOptions
 from fednca.data.compose import compose
 from fednca.data.fetch import Progress
 from fednca.data.types import Dataset, Split
-from fednca.options import Options as BaseOptions
-from fednca.randomness import numpy_rng
 
 SUMMARY = "one or two handwritten digits on a 16x16 canvas, 10 classes, bundled with scikit-learn"
 SIZE = "2,000 train / 400 val / 800 test composites"

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fednca.base.errors import FedncaError
+from fednca.base.packages import needed
+from fednca.config.options import Options as BaseOptions
 from fednca.data.federation import hold_out
 from fednca.data.fetch import Progress
 from fednca.data.types import Dataset, FileImages, Split
-from fednca.errors import FedncaError
-from fednca.options import Options as BaseOptions
-from fednca.packages import needed
 
 SUMMARY = "your own images, with a table of labels"
 LICENCE = "yours"

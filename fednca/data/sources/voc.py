@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
+from fednca.base.errors import FedncaError
+from fednca.config.options import Options as BaseOptions
 from fednca.data.fetch import Archive, Progress, obtain
 from fednca.data.layout import read_names, require, require_files
 from fednca.data.types import Dataset, FileImages, Split
-from fednca.errors import FedncaError
-from fednca.options import Options as BaseOptions
 
 SUMMARY = "photographs of PASCAL VOC 2012, 20 classes; train → train, val → test, 'difficult' objects count"
 SIZE = "5,717 train / 5,823 test images"

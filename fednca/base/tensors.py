@@ -1,0 +1,93 @@
+"""Named tensors that lie one behind the other in few vectors, so that all of them are copied or added at once."""
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fednca.base.errors import RunFailedError
+
+ALIGNMENT = 64  # numbers: kernels read several at once, and want each tensor to begin where they may
+
+
+@dataclass(frozen=True)
+class Layout:
+    """In what order tensors lie in the vectors of their dtypes, and their shapes; 4-D tensors lie channels last."""
+
+    places: tuple[tuple[str, torch.dtype, torch.Size], ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], first: Iterable[str] = ()) -> Self:
+        """Lay out tensors in their order, those named `first` before the others."""
+        names = dict.fromkeys([*first, *tensors])
+        return cls(tuple((name, tensors[name].dtype, tensors[name].shape) for name in names))
+
+    @cached_property
+    def lengths(self) -> dict[torch.dtype, list[int]]:
+        """What lies one behind the other in each dtype's vector: a tensor, a gap, a tensor, a gap, …"""
+        found: dict[torch.dtype, list[int]] = {}
+        for _, dtype, shape in self.places:
+            found.setdefault(dtype, []).extend([shape.numel(), -shape.numel() % ALIGNMENT])
+        return found
+
+
+class Packed(dict[str, Tensor]):
+    """A dict of tensors, each a view of one of the `vectors`; changed as a dict, it is an ordinary dict again."""
+
+    def __init__(self, layout: Layout, vectors: dict[torch.dtype, Tensor]) -> None:
+        """View the vectors as the layout says."""
+        pieces = {dtype: iter(torch.split(vectors[dtype], each)[::2]) for dtype, each in layout.lengths.items()}
+        super().__init__((name, view(next(pieces[dtype]), shape)) for name, dtype, shape in layout.places)
+        self.layout, self.vectors, self.views = layout, vectors, tuple(self.values())
+
+    def follows(self, layout: Layout) -> bool:
+        """Tell whether the vectors hold, in this layout, what the dict says."""
+        unchanged = len(self) == len(self.views) and all(map(operator.is_, self.values(), self.views))
+        return unchanged and self.layout == layout
+
+    @classmethod
+    def zeros(cls, layout: Layout, device: torch.device) -> Self:
+        """Make room for the tensors of a layout."""
+        lengths = layout.lengths.items()
+        return cls(layout, {dtype: torch.zeros(sum(each), dtype=dtype, device=device) for dtype, each in lengths})
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors of the same names and shapes into this one."""
+        if isinstance(tensors, Packed) and tensors.follows(self.layout):
+            for dtype, vector in self.vectors.items():
+                vector.copy_(tensors.vectors[dtype])
+        elif self:
+            torch._foreach_copy_(list(self.values()), [tensors[name] for name in self])
+
+    def clone(self) -> "Packed":
+        """Copy the vectors."""
+        return Packed(self.layout, {dtype: vector.clone() for dtype, vector in self.vectors.items()})
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Join tensors to one vector, 4-D ones channels last, where their memory is read in its order."""
+    return torch.cat([(each.permute(0, 2, 3, 1) if each.ndim == 4 else each).flatten() for each in tensors])
+
+
+def view(piece: Tensor, shape: torch.Size) -> Tensor:
+    """View a piece of a vector as a tensor of this shape; a 4-D one lies channels last, as convolutions want it."""
+    if len(shape) != 4:
+        return piece.view(shape)
+    return piece.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Stop the run when a tensor that travels is no longer finite."""
+    whole = tensors.vectors if isinstance(tensors, Packed) and tensors.follows(tensors.layout) else tensors
+    floats = [tensor for tensor in whole.values() if tensor.is_floating_point() and tensor.numel()]
+    if not floats:
+        return
+    if bool(torch.stack([norm.double() for norm in torch._foreach_norm(floats)]).isfinite().all()):
+        return
+    for name, tensor in tensors.items():  # a norm may be too large for a float where no number is
+        if not bool(torch.isfinite(tensor).all()):
+            raise RunFailedError(f"{where}: '{name}' is not finite; try a smaller learning rate or clip_norm")

@@ -1,0 +1,270 @@
+"""Training the runs of a bench: in threads, some at once, until all are done or Ctrl-C."""
+
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import torch
+
+from fednca.base.devices import cpu_threads, pick_device
+from fednca.base.errors import FedncaError
+from fednca.base.files import explain_write, write_atomic
+from fednca.base.randomness import GLOBAL
+from fednca.bench.cells import Bench, Cell
+from fednca.data.fetch import Progress
+from fednca.data.load import federate
+from fednca.engines.model import build_model
+from fednca.methods import create_method
+from fednca.runs import Run, resume, train
+from fednca.runs.callbacks import Callback
+from fednca.runs.folder import locked
+
+if TYPE_CHECKING:
+    from fednca.cli.bench_view import BenchView
+    from fednca.data.federation import Federation
+    from fednca.runs.history import Best, Round
+
+MOST_AT_ONCE = 4
+HEADROOM = 0.9  # share of the free memory that further runs may take
+# A thread gives Python to one that waits for it after so long, 5 ms unless told: a step, which lets go of it in each of
+# its hundreds of operations, would otherwise wait that long after each beside a thread that has much to do in Python.
+SWITCH_SECONDS = 1e-4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a bench ended."""
+
+    failed: dict[str, str]  # what went wrong, by the run's name
+    stopped: bool  # by Ctrl-C, before all was done
+
+
+def train_bench(bench: Bench, view: "BenchView", at_once: int | None = None) -> Outcome:
+    """Train what is not finished yet; without `at_once`, as many runs side by side as a GPU has room for, else one."""
+    left = [cell for cell in bench.cells() if not cell.finished]
+    if not left:
+        return Outcome({}, stopped=False)
+    device = pick_device(bench.config.device)
+    with view:
+        try_rows([cell for cell in left if not cell.begun], view.prepare)
+        with explain_write(bench.folder):
+            bench.folder.mkdir(parents=True, exist_ok=True)
+        with locked(bench.folder), cpu_threads(bench.config.threads):
+            bench.save()
+            return Crew(left, device, at_once, view).work_off()
+
+
+def try_rows(cells: Sequence[Cell], progress: Progress) -> None:
+    """Load the data and build each row's model once, so that a misfit shows before anything is trained."""
+    if not cells:
+        return
+    classes = federate(cells[0].config, progress).dataset.classes
+    for cell in {cell.row.text: cell for cell in reversed(cells)}.values():
+        try:
+            build_model(cell.config, create_method(cell.config), classes, pretrained=cell.config.model.pretrained)
+        except FedncaError as error:
+            raise FedncaError(f"{cell.row.text}: {error}") from error
+
+
+class Crew:
+    """Trains cells in threads; what they have to tell is told by the thread that waits for them."""
+
+    def __init__(self, cells: Sequence[Cell], device: torch.device, at_once: int | None, view: "BenchView") -> None:
+        """Take the cells in their order; on a GPU, without `at_once`, the first one shows how many fit."""
+        self.waiting, self.device, self.view = deque(cells), device, view
+        self.at_once = at_once or 1
+        self.measuring = at_once is None and device.type == "cuda"
+        self.running: dict[Cell, threading.Thread] = {}
+        self.told: SimpleQueue[Callable[[], None]] = SimpleQueue()  # a signal's handler may put while we get
+        self.failed: dict[str, str] = {}
+        self.given_up: list[Cell] = []
+        self.stops = 0  # 1: no new cells, and the running ones end with their round; 2: with their client
+
+    def work_off(self) -> Outcome:
+        """Train all cells, or until Ctrl-C."""
+        with interrupts_call(self.stop), quick_switches():
+            try:
+                while self.running or (self.waiting and not self.stops):
+                    self.start_some()
+                    self.told.get()()
+            finally:
+                self.stops += 2  # should this thread have failed, the others must not go on without it
+                for thread in self.running.values():
+                    thread.join()
+        return Outcome(self.failed, stopped=bool(self.waiting or self.given_up))
+
+    def stop(self) -> None:
+        """Let the running cells end as soon as nothing is lost, or, when asked again, as soon as they can."""
+        self.stops += 1
+        self.told.put(self.view.stopping)
+
+    def start_some(self) -> None:
+        """Start as many cells as may run."""
+        while self.waiting and len(self.running) < self.at_once and not self.stops:
+            cell = self.waiting.popleft()
+            before = torch.cuda.mem_get_info(self.device)[0] if self.measuring else None
+            self.running[cell] = threading.Thread(target=self.train, args=(cell, before), name=cell.name)
+            self.running[cell].start()
+
+    def train(self, cell: Cell, free_before: int | None) -> None:
+        """Train one cell, in a thread of its own, and tell how it ended."""
+        end: Callable[[], None] = partial(self.on_failed, cell, "its thread ended")
+        try:
+            with own_stream(self.device), ExitStack() as starting:
+                # One starts after the other: it may decode the dataset, and measures how much memory is left.
+                starting.enter_context(GLOBAL)
+                train_or_resume(cell, Watch(self, cell, starting.close, free_before))
+            end = partial(self.on_finished, cell)
+        except KeyboardInterrupt:
+            end = partial(self.on_given_up, cell)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the other cells
+            end = partial(self.on_failed, cell, in_a_sentence(error, cell))
+        finally:
+            self.told.put(end)
+
+    def on_finished(self, cell: Cell) -> None:
+        """Note that a cell has its results."""
+        del self.running[cell]
+        self.view.finish(cell, Run(cell.folder).results["val"]["test"])
+
+    def on_failed(self, cell: Cell, reason: str) -> None:
+        """Note why a cell has no results."""
+        del self.running[cell]
+        self.failed[cell.name] = reason
+        self.view.fail(cell, reason)
+
+    def on_given_up(self, cell: Cell) -> None:
+        """Note that a cell was stopped."""
+        del self.running[cell]
+        self.given_up.append(cell)
+
+    def on_measured(self, free: int, taken: int) -> None:
+        """Decide from the memory that one cell took how many run at once."""
+        if self.measuring:
+            self.measuring = False
+            self.at_once = how_many_fit(len(self.running) + len(self.waiting), free, taken)
+            self.view.note(f"{self.at_once} runs at once: one takes {taken / 2**30:.1f} GiB of the GPU's memory")
+
+
+class Watch(Callback):
+    """Tells the crew of a cell, and stops it where the crew wants that."""
+
+    def __init__(self, crew: Crew, cell: Cell, started: Callable[[], None], free_before: int | None) -> None:
+        """Call `started` before the first round; `free_before` is the memory to measure against, if any."""
+        self.crew, self.cell, self.started, self.free_before = crew, cell, started, free_before
+
+    def on_prepare(self, what: str, done: int, total: int) -> None:
+        """Tell how far the decoding is; it begins anew if stopped."""
+        self.tell(self.crew.view.prepare, what, done, total)
+        self.stop_from(1)
+
+    def on_start(self, run: Run, federation: "Federation", rounds_done: int) -> None:
+        """Let the next cell start."""
+        self.started()
+        self.tell(self.crew.view.begin, self.cell, rounds_done)
+
+    def on_note(self, text: str) -> None:
+        """Tell what is to be known of the run."""
+        self.tell(self.crew.view.note, text)
+
+    def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
+        """Stop where there is a hurry, at the cost of the round."""
+        self.stop_from(2)
+
+    def on_round(self, record: "Round", best: "Best | None") -> None:
+        """Tell what was reached; after the last round there is nothing left to stop."""
+        self.tell(self.crew.view.round, self.cell, record)
+        if self.free_before is not None:
+            free = torch.cuda.mem_get_info(self.crew.device)[0]
+            self.tell(self.crew.on_measured, free, self.free_before - free)
+            self.free_before = None
+        if record.number < self.cell.config.train.rounds:
+            self.stop_from(1)
+
+    def tell(self, what: Callable[..., None], *facts: object) -> None:
+        """Let the waiting thread call this."""
+        self.crew.told.put(partial(what, *facts))
+
+    def stop_from(self, stops: int) -> None:
+        """Stop the run if that was wished for often enough."""
+        if self.crew.stops >= stops:
+            raise KeyboardInterrupt
+
+
+def train_or_resume(cell: Cell, watch: Callback) -> None:
+    """Train a cell from where it is."""
+    error_file(cell).unlink(missing_ok=True)
+    if cell.begun:
+        resume(cell.folder, [watch])
+    else:
+        (cell.folder / "config.toml.partial").unlink(missing_ok=True)  # of a kill before there was anything
+        train(cell.config, cell.folder, [watch])
+
+
+def error_file(cell: Cell) -> Path:
+    """Return where the traceback of a cell's unexpected error goes: beside its folder, which stays a run's."""
+    return cell.folder.with_name(f"{cell.folder.name}-error.txt")
+
+
+def in_a_sentence(error: Exception, cell: Cell) -> str:
+    """Say what went wrong with a cell; of what nobody foresaw, keep the traceback."""
+    if isinstance(error, FedncaError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the GPU's memory is full; use a smaller --at-once, batch_size or image_size"
+    if isinstance(error, OSError | MemoryError):
+        return str(error) or "not enough memory"
+    error_file(cell).parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(error_file(cell), "".join(traceback.format_exception(error)).encode())
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line} (see '{error_file(cell)}')"
+
+
+def how_many_fit(cells: int, free: int, taken: int) -> int:
+    """Return how many runs fit on a GPU at once when one has taken so much of its memory and left so much free.
+
+    >>> how_many_fit(12, free=100, taken=40)
+    3
+    """
+    return min(cells, MOST_AT_ONCE, 1 + int(HEADROOM * free / max(1, taken)))
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Give the thread a stream of its own on a GPU, where work of one stream waits for all before it."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Let threads take turns in Python quickly."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextmanager
+def interrupts_call(action: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C call an action instead of raising, where this thread is the one that hears of it."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: action())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,133 @@
+"""The rows of a bench: methods with their options, as people write them and as folders are called."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from fednca.base.errors import FedncaError
+from fednca.config import MethodConfig
+from fednca.config.fields import parse_options, parse_value
+from fednca.methods import method_names
+from fednca.methods.registry import combine, option_fields, option_owners
+
+ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
+PLACES = {"": "options", "learner.": "learner_options", "closing.": "closing_options"}  # of options, by their prefix
+CRITERION = "criterion"
+MOST_SEEDS = 1000  # more were hardly meant
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its options: how it is written, and what it sets in a config."""
+
+    text: str
+    overrides: Mapping[str, Any]
+
+    @property
+    def folder(self) -> str:
+        """The row as a name for a folder.
+
+        >>> parse_row("fednca-ml:variant=released,tau=0.5").folder
+        'fednca-ml_variant-released_tau-0.5'
+        """
+        name = self.text.translate(str.maketrans(":,=", "__-"))
+        safe = re.sub(r"[^\w.@+-]", "-", name, flags=re.ASCII)
+        return safe if safe == name else f"{safe}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def parse_rows(words: Sequence[str]) -> list[Row]:
+    """Read methods, each once, in their order; `all` stands for every method with its defaults."""
+    texts: list[str] = []
+    for word in words:
+        for text in [word] if ":" in word else word.split(","):
+            texts += all_rows() if text == "all" else [text]
+    rows = {row.text: row for row in map(parse_row, texts)}
+    if len({row.folder for row in rows.values()}) < len(rows):
+        raise FedncaError("two of the methods would share a folder; put them into two benches")
+    return list(rows.values())
+
+
+def all_rows() -> list[str]:
+    """Return what `all` stands for."""
+    return [text for name in method_names() for text in [name, *ALSO_IN_ALL.get(name, [])]]
+
+
+def parse_row(text: str) -> Row:
+    """Read `NAME[@LEARNER][+CLOSING][:option=value[,option=value…]]`.
+
+    An option of the learner or the closing is written `learner.option` or `closing.option`; `criterion=…` replaces the
+    BCE of the learner.
+    """
+    methods, _, options = text.partition(":")
+    if "," in methods:
+        raise FedncaError(f"'{text}' has a comma before its options; put spaces between methods that have options")
+    methods, _, closing = methods.partition("+")
+    name, _, learner = methods.partition("@")
+    chosen = MethodConfig(name=name, learner=learner or None, closing=closing or None)
+    method, owners = combine(chosen), option_owners(chosen)
+    given = split_options(text, options)
+    overrides: dict[str, Any] = {
+        "method.name": name,
+        "method.learner": chosen.learner,
+        "method.closing": chosen.closing,
+    }
+    criterion = given[""].pop(CRITERION, None)
+    shown = []
+    for prefix, place in PLACES.items():
+        if given[prefix] and place not in owners:
+            part = prefix.rstrip(".")
+            raise FedncaError(
+                f"'{prefix}{next(iter(given[prefix]))}' in '{text}' is an option of a {part}, and the row names none"
+            )
+        fields = option_fields(method, owners.get(place, []))
+        found = parse_options(
+            name if not prefix else learner if "learner" in prefix else closing, fields, given[prefix]
+        )
+        overrides[f"method.{place}"] = values = {option: found[option] for option in fields if option in found}
+        shown += [f"{prefix}{option}={show(value)}" for option, value in values.items()]
+    if criterion is not None:
+        path = f"method.{CRITERION}"
+        overrides[path] = parse_value(path, MethodConfig.model_fields[CRITERION], criterion)
+        shown.insert(0, f"{CRITERION}={show(overrides[path])}")
+    return Row(text.partition(":")[0] + "".join([":" * bool(shown), ",".join(shown)]), overrides)
+
+
+def split_options(text: str, options: str) -> dict[str, dict[str, str]]:
+    """Return the texts of a row's options, by the prefix of their place and by their name."""
+    given: dict[str, dict[str, str]] = {prefix: {} for prefix in PLACES}
+    for pair in options.split(",") if options else []:
+        option, equals, value = pair.partition("=")
+        if not equals:
+            raise FedncaError(f"'{pair}' in '{text}' is not option=value; methods have spaces between them")
+        prefix = next((each for each in PLACES if each and option.startswith(each)), "")
+        given[prefix][option.removeprefix(prefix).replace("-", "_")] = value
+    return given
+
+
+def show(value: object) -> str:
+    """Write an option's value as briefly as it can be read back.
+
+    >>> [show(value) for value in (1.0, 0.1, True, None, "etf")]
+    ['1', '0.1', 'true', 'none', 'etf']
+    """
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read how many seeds, from 0 on, or which ones.
+
+    >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("5,")
+    ([0, 1, 2], [4, 7], [5])
+    """
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*,?", text) or not text.strip("0"):
+        raise FedncaError(f"--seeds should be how many, as in 3, or which ones, as in 4,7 or 5, (one), not '{text}'")
+    numbers = [int(number) for number in text.split(",") if number]
+    if "," in text:
+        return list(dict.fromkeys(numbers))
+    if numbers[0] > MOST_SEEDS:
+        raise FedncaError(f"--seeds {text} is how many; if it is the seed itself, write --seeds {text},")
+    return list(range(numbers[0]))

@@ -1,1 +1,0 @@
-"""Engines execute the rounds of a federation; methods know nothing of them."""

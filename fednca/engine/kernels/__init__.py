@@ -1,8 +1,0 @@
-"""Triton kernels of our own for a GPU, most of them for bf16; importing one needs triton.
-
-How to read one: a launch starts a grid of *programs*, and each does the same work on its own tile of the numbers.
-`tl.arange` gives the positions in a tile, and a mask leaves out those beyond the edge of a map. What is marked
-`tl.constexpr` is compiled in: another value needs another kernel. Nothing can be compiled while a CUDA graph is
-captured. So numbers that depend on the batch are listed as FIXED, which keeps triton from compiling for their values,
-and `warm_up` launches each kernel once before a capture. Maps lie channels last in memory: a row of C values per pixel.
-"""

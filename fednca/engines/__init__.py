@@ -1,0 +1,1 @@
+"""Ways to carry out what the loop asks of clients."""

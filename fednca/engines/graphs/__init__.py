@@ -1,0 +1,1 @@
+"""Clients side by side on a GPU, each step a CUDA graph."""

@@ -1,0 +1,157 @@
+"""The one definition of a client's local update: an ordinary training loop, on any device."""
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fednca.base.randomness import seeded, torch_rng
+from fednca.base.tensors import Layout, Packed
+from fednca.config import AugmentConfig, TrainConfig
+from fednca.engines.augment import augment, draw
+from fednca.engines.contract import Trained
+from fednca.engines.images import Change, Shard
+from fednca.engines.optimizer import FlatOptimizer, added, settle
+from fednca.engines.scoring import autocast, predict
+from fednca.methods.contract import Local, Method, Tensors, Update
+
+# Images at once in what a method does after the last step, where samples do not mix; more on a GPU with much memory.
+FINISH_BATCH, LARGE_FINISH_BATCH = 128, 512
+LARGE_MEMORY = 32 * 2**30
+
+
+class Trainer:
+    """Trains, scores and adds up for one client after another, on one model that each update overwrites."""
+
+    def __init__(self, method: Method, model: nn.Module, config: TrainConfig, seed: int) -> None:
+        """Take what stays the same over clients and rounds."""
+        self.method, self.model, self.config, self.seed = method, model, config, seed
+
+    def update(
+        self, number: int, client: int, shard: Shard, start: Tensors, received: Tensors, state: Tensors
+    ) -> Trained:
+        """Return what a client makes of what the server sent it, with its own randomness in round `number`."""
+        device = next(self.model.parameters()).device
+        with seeded(self.seed, "dropout", number, client):
+            local = Local(
+                client=client,
+                round=number,
+                lr=self.config.lr,
+                learner=self.method.learner,
+                model=self.model,
+                start=start,
+                received=received,
+                state={name: tensor.to(device) for name, tensor in state.items()},
+                rng=torch_rng(self.seed, "losses", number, client),
+                samples=len(shard),
+            )
+            order = torch_rng(self.seed, "batches", number, client)
+            change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
+            weights, optimizer = self.scratch
+            settle(self.model, weights).load_state_dict(start)
+            optimizer.reset()
+            return local_update(self.method, local, optimizer, shard, self.config, order, change)
+
+    @cached_property
+    def scratch(self) -> tuple[Packed, FlatOptimizer]:
+        """The trainable weights while a client trains, and what moves them; made when they are first needed."""
+        trainable = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        weights = Packed.zeros(Layout.of(trainable), next(iter(trainable.values())).device)
+        return weights, FlatOptimizer(weights, list(trainable), self.config, self.method)
+
+    def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
+        """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
+        self.model.load_state_dict(weights)
+        return predict(self.method, self.model, shard, batch_size, self.config)
+
+    @torch.no_grad()
+    def sums(self, weights: Tensors, shard: Shard, batch_size: int, asked: Tensors) -> Tensors:
+        """Return a client's sums for an exchange of the closing, of a model with these weights."""
+        assert self.method.closing is not None
+        self.model.load_state_dict(weights)
+        model, closing = self.model.eval(), self.method.closing
+        with autocast(next(model.parameters()).device, self.config):
+            return add_up(closing.sums(model, *batch, asked) for batch in shard.batches(batch_size))
+
+
+def make_change(config: AugmentConfig, rng: torch.Generator) -> Change | None:
+    """Return the augmentation of one local update, or None where all of it is off."""
+    if config == AugmentConfig():
+        return None
+    return lambda images: augment(images, draw(len(images), rng).to(images), config)
+
+
+def local_update(
+    method: Method,
+    local: Local,
+    optimizer: FlatOptimizer,
+    shard: Shard,
+    config: TrainConfig,
+    order: torch.Generator,
+    change: Change | None = None,
+) -> Trained:
+    """Train one client from the global weights, where its model is, for its local epochs."""
+    model = local.model.train()
+    if not local.state:
+        local.state = method.rule.start_client(local.weights)
+    if method.rule.centralized and local.state:
+        optimizer.load(local.state)
+    totals: Tensors = {}
+    for _ in range(config.local_epochs):
+        for images, labels in shard.batches(config.batch_size, order, change):
+            terms = train_step(method, local, optimizer, images, labels, config)
+            for name, term in terms.items():
+                totals[name] = totals.get(name, 0) + term.detach() * len(images)
+    extra = finish(method, local, shard, config)
+    if method.rule.centralized:
+        local.state |= optimizer.dump()
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    update = Update(local.client, weights, extra, len(shard), local.steps)
+    seen = len(shard) * config.local_epochs
+    return Trained(update, local.state, {name: float(total) / seen for name, total in totals.items()})
+
+
+def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> Tensors:
+    """Let the method finish a client's update and return what it uploads beside the weights."""
+    device, sums = next(local.model.parameters()).device, {}
+    if method.rule.adds_up:
+        with autocast(device, config):
+            sums = add_up(method.rule.sums(local, *batch) for batch in shard.batches(finish_batch(device)))
+    return method.rule.finish(local, sums)
+
+
+def finish_batch(device: torch.device) -> int:
+    """Return how many images it is then given at once."""
+    large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE_MEMORY
+    return LARGE_FINISH_BATCH if large else FINISH_BATCH
+
+
+def add_up(parts: Iterable[Tensors]) -> Tensors:
+    """Add up tensors of the same names.
+
+    >>> add_up([{"a": torch.tensor(1)}, {"a": torch.tensor(2)}])
+    {'a': tensor(3)}
+    """
+    total: Tensors = {}
+    for part in parts:
+        if total:
+            torch._foreach_add_(list(total.values()), [part[name].detach() for name in total])
+        else:
+            total = {name: tensor.detach().clone() for name, tensor in part.items()}
+    return total
+
+
+def train_step(
+    method: Method, local: Local, optimizer: FlatOptimizer, images: Tensor, labels: Tensor, config: TrainConfig
+) -> Tensors:
+    """Take one optimiser step and return the loss terms it was taken on."""
+    with autocast(images.device, config):
+        terms = method.learner.losses(local.model, images, labels, local)
+    terms = terms | method.rule.penalties(local)
+    optimizer.take(torch.autograd.grad(added(terms), list(local.weights.values()), allow_unused=True))
+    optimizer.step()
+    with torch.no_grad():
+        method.rule.correct(local)
+    local.steps += 1
+    return terms

@@ -1,0 +1,89 @@
+"""Which engine executes a run."""
+
+import multiprocessing
+import platform
+
+import torch
+
+from fednca.base.errors import FedncaError, UnfitEngineError, unknown_name
+from fednca.base.plugins import is_reference, load_plugin, plugin_names
+from fednca.base.randomness import GLOBAL
+from fednca.config import Config
+from fednca.data.processes import cores
+from fednca.data.store import StoredImages
+from fednca.engines.contract import Engine
+from fednca.engines.eager import EagerEngine
+from fednca.engines.graphs.engine import GraphEngine
+from fednca.engines.local import Workplace
+from fednca.engines.processes import ProcessEngine, forks_can_train
+from fednca.methods.contract import Method
+
+AUTO, EAGER = "auto", "eager"
+
+
+def select_engine(place: Workplace) -> Engine:
+    """Build the configured engine; `auto` takes the fastest one that can do the work and says why it is not another."""
+    wanted = place.config.engine
+    if wanted == EAGER:
+        return EagerEngine(place)
+    if wanted == AUTO:
+        wanted = "graphs" if place.device.type == "cuda" else "processes"
+    builders = {"graphs": build_graphs, "processes": build_processes}
+    if is_reference(wanted) or wanted in plugin_names("engines"):
+        found: Engine = load_plugin("engines", wanted)(place)
+        return found
+    if wanted not in builders:
+        raise unknown_name("engine", wanted, [AUTO, EAGER, *builders, *plugin_names("engines")])
+    try:
+        return builders[wanted](place)
+    except UnfitEngineError as reason:
+        if place.config.engine != AUTO:
+            raise FedncaError(f"engine '{wanted}' cannot be used: {reason}; leave `engine` out") from None
+        eager = EagerEngine(place)
+        eager.note = f"engine: eager, since {reason}" if place.device.type == "cuda" else ""
+        return eager
+
+
+def build_graphs(place: Workplace) -> Engine:
+    """Build the engine of CUDA graphs."""
+    if place.device.type != "cuda":
+        raise UnfitEngineError("CUDA graphs need a CUDA device")
+    if any(isinstance(shard.store.pixels, StoredImages) for shard in [*place.train, place.val, place.test]):
+        raise UnfitEngineError("the images do not fit into the GPU's memory")
+    together, size = place.config.train.clients_per_round(len(place.train)), place.config.evaluate.batch_size
+    all_take_part = together == len(place.train)
+    try:
+        with GLOBAL:  # while one run measures free memory and captures, no other may
+            return GraphEngine(place, together, judged_at_once=size, keep_states=all_take_part)
+    except torch.OutOfMemoryError:
+        raise FedncaError(
+            "one client's step or a batch to evaluate does not fit on the GPU; "
+            "use a smaller train.batch_size, evaluate.batch_size or data.image_size"
+        ) from None
+    except RuntimeError as error:  # a step that waits for the device, say
+        raise UnfitEngineError(f"a step cannot be captured ({str(error).partition(chr(10))[0]})") from error
+
+
+def build_processes(place: Workplace) -> Engine:
+    """Build the engine of CPU processes."""
+    hindrance = processes_hindrance(place.config, place.method, place.device)
+    if hindrance:
+        raise UnfitEngineError(hindrance)
+    return ProcessEngine(place, place.config.workers or cores())
+
+
+def processes_hindrance(config: Config, method: Method, device: torch.device) -> str:
+    """Say why processes would not help or cannot execute the run, or nothing."""
+    if device.type != "cpu":
+        return "processes train on a CPU"
+    if platform.system() != "Linux":
+        return f"{platform.system()} has no safe way to fork a process"
+    if multiprocessing.current_process().daemon:
+        return "this process is a daemon, which may not start others"
+    if method.rule.centralized or config.train.clients_per_round(config.partition.clients) == 1:
+        return "only one client trains in a round"
+    if config.workers is None and cores() == 1:
+        return "there is only one core"
+    if not forks_can_train():
+        return "torch cannot train in a fork of this process, which has trained beside a GPU"
+    return ""

@@ -1,0 +1,1 @@
+"""Losses, metrics, thresholds, neural collapse, the Fisher diagonal: functions of tensors."""
