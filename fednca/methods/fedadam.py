@@ -14,11 +14,11 @@ class ServerAdam(Rule):
     server_lr: float = Field(default=0.01, gt=0, allow_inf_nan=False)
     """Server learning rate η, the order of a weight's largest change in a round; the paper tunes it by task."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay β1 of the mean change."""
+    """Decay β1: the share of the running mean of the changes that each round keeps."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
-    """Decay β2 of the mean squared change."""
+    """Decay β2: the share of the running mean of the squared changes that each round keeps."""
     tau: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
-    """Adaptivity τ: changes well below it are not scaled up to η."""
+    """τ, added to √v so that changes far smaller than τ are not scaled up to η."""
 
     def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return m = 0 and v = τ²."""

@@ -16,11 +16,11 @@ class AsymmetricLearner(LinearLearner):
     own_loss: ClassVar[bool] = True
 
     gamma_neg: float = Field(default=4.0, ge=0, allow_inf_nan=False)
-    """How much less an easy negative counts, 0 or at least 1."""
+    """Exponent γ₋: a larger one makes easy negatives (absent classes) count less; 0, or at least 1."""
     gamma_pos: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """How much less an easy positive counts, 0 or at least 1."""
+    """Exponent γ₊: a larger one makes easy positives (present classes) count less; 0, or at least 1."""
     clip: float = Field(default=0.05, ge=0, lt=1)
-    """Probability up to which a negative does not count at all."""
+    """Negatives with a predicted probability up to this do not count at all."""
 
     @field_validator("gamma_neg", "gamma_pos")
     @classmethod

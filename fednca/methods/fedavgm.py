@@ -14,9 +14,9 @@ class ServerMomentum(Rule):
     """
 
     server_lr: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Server learning rate η; below 1 the server goes only a part of the way to the average."""
+    """Learning rate η of the server; below 1 the server goes only part of the way to the average."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Share β of the last move that is kept in the next."""
+    """Momentum β: the share of the server's last move that is added to the next one."""
 
     def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return m = 0."""

@@ -28,7 +28,7 @@ class OthersCurvature(Rule):
     copies: ClassVar[int] = 2
 
     lam: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    """Weight λ of the other clients' curvature; 0 is FedAvg."""
+    """Weight λ of the penalty; 0 is FedAvg."""
 
     def start_client(self, weights: Tensors) -> Tensors:
         """Return u_k = v_k = 0."""

@@ -15,9 +15,9 @@ class CosineLearner(Learner):
     """BCE on scaled cosines with a fixed simplex ETF."""
 
     scale: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """What the learnable scale of the cosines starts as."""
+    """Initial value of the learnable scale of the cosines."""
     etf_seed: int = Field(default=0, ge=0)
-    """Seed of the ETF's orientation: the same for all clients and training seeds."""
+    """Seed that orients the class vectors; the same for all clients, independent of the training seed."""
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
         """Build the cosine head on the ETF."""
@@ -29,7 +29,7 @@ METHOD = Method(
     About(
         summary="BCE on scaled cosines with a fixed simplex ETF, weights averaged.",
         paper="Li et al., 2023",
-        head="unit feature + fixed ETF",
+        head="unit feature + fixed class vectors (ETF)",
         formula="ŷ_c = σ(s·z·m_c), z = f/‖f‖, s learnable; w ← Σ_k w_k / K",
     ),
     CosineLearner(),

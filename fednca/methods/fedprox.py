@@ -11,7 +11,7 @@ class Proximal(Rule):
     """A penalty on the distance between a client's weights and the global ones."""
 
     mu: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    """Weight μ of the proximal term; 0 is FedAvg."""
+    """Weight μ of the penalty; 0 is FedAvg."""
 
     def penalties(self, local: Local) -> Tensors:
         """Return μ/2·‖w - w_global‖² over the trainable weights."""

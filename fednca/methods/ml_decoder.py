@@ -14,9 +14,9 @@ class DecoderLearner(Learner):
     """BCE on one attention feature per class from learnable queries."""
 
     heads: int = Field(default=4, ge=1)
-    """Attention heads."""
+    """Number of attention heads."""
     position: bool = True
-    """Add the sine-cosine position table to keys and values, as FedNCA-ML does."""
+    """Tell the attention where in the image a feature is, as FedNCA-ML does."""
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
         """Build the decoder layer and one classifier per class."""

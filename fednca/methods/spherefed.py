@@ -26,7 +26,7 @@ class SphereLearner(Learner):
     target: Literal["scaled", "shifted"] = "scaled"
     """Cosines regress y/√|Y|, the nearest a unit feature comes to all of Y; or (cos+1)/2 regresses y, as released."""
     classifier_seed: int = Field(default=0, ge=0)
-    """Seed of the orthonormal classifier: the same for all clients and training seeds."""
+    """Seed of the fixed class vectors; the same for all clients, independent of the training seed."""
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
         """Build the orthonormal classifier; (W·z + 1)/2 is one too, so that its scores are what is regressed."""

@@ -17,13 +17,13 @@ class Output(NamedTuple):
     logits: Tensor
     """(B, C)"""
     similarity: Tensor | None
-    """(B, C, C), A[c, r] = h_c·m_r, where features are per class"""
+    """(B, C, C), A[c, r] = h_c·m_r: each class's feature times every class vector, or None"""
     features: Tensor
     """(B, d) pooled, or (B, C, d) per class"""
 
 
 def pool(feature_map: Tensor) -> Tensor:
-    """Average a feature map (B, d, H, W) over its pixels, such that its gradient lies channels last as well."""
+    """Average a feature map (B, d, H, W) over its pixels, such that its gradient is channels-last too."""
     return feature_map.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1)
 
 
@@ -96,21 +96,21 @@ class _PrototypeHead(Head):
         return self.prototypes.detach()
 
     def _dots(self, features: Tensor) -> Tensor:
-        """Return the products of features (…, d) with all prototypes, (…, C), exact whatever autocast says.
+        """Return the products of features (…, d) with all prototypes, (…, C), in full precision even under autocast.
 
-        Prototypes of a simplex sum to zero, so no feature is far from all of them. Rounded to bf16 they do not, and a
-        loss that asks for such a feature, as L_Neg does, makes features grow without end along what is left over.
+        The vectors of an ETF sum to zero, so no feature is far from all of them. Rounded to bf16 they do not. A loss
+        that asks for such a feature, as L_Neg does, then makes features grow without bound along that sum.
         """
         with torch.autocast(features.device.type, enabled=False):
             return features.to(self.prototypes.dtype) @ self.prototypes.T
 
     def _logits(self, dots: Tensor) -> Tensor:
-        """Apply s·dot + b_c to the dot products (B, C) where the head is affine."""
+        """Apply s·dot + b_c to the dot products (B, C) if the head is affine."""
         return dots if self.scale is None or self.bias is None else self.scale * dots + self.bias
 
 
 class ETFHead(_PrototypeHead):
-    """Dot products of the globally pooled feature z with the prototypes: logit_c = z·m_c."""
+    """Dot products of the globally pooled feature z with the class vectors: logit_c = z·m_c."""
 
     def forward(self, feature_map: Tensor) -> Output:
         """Score a feature map (B, d, H, W)."""
@@ -119,16 +119,16 @@ class ETFHead(_PrototypeHead):
 
 
 class LADMHead(_PrototypeHead):
-    """Dot products of each class's own feature with its prototype: logit_c = h_c·m_c."""
+    """Dot products of each class's own feature with its class vector: logit_c = h_c·m_c."""
 
     attends: ClassVar[bool] = True
 
     def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
-        """Join the attention that makes H (B, C, d) to the prototypes M (C, d)."""
+        """Take the attention that makes the features H (B, C, d), and the class vectors M (C, d)."""
         super().__init__(prototypes, affine=affine, trainable=trainable)
         if ladm.queries.shape != prototypes.shape:
             found = f"queries of shape {tuple(ladm.queries.shape)}, prototypes of shape {tuple(prototypes.shape)}"
-            raise FedncaError(f"the attention and the head differ in their classes or width: {found}; give them alike")
+            raise FedncaError(f"the attention and the head do not match: {found}; give both the same shape")
         self.ladm = ladm
 
     def forward(self, feature_map: Tensor) -> Output:
@@ -159,7 +159,7 @@ class Classifier(nn.Module):
     """An encoder (B, 3, H, W) → (B, d, H', W'), named `backbone` in weights, followed by a head."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        """Join the two."""
+        """Take the backbone and the head."""
         super().__init__()
         self.backbone = backbone
         self.head = head
