@@ -25,7 +25,7 @@ from rich.console import Console
 from fednca.base.devices import pick_device
 from fednca.base.errors import FedncaError
 from fednca.bench.cells import Cell
-from fednca.bench.local import Crew, Outcome
+from fednca.bench.local import LocalExecutor, Outcome
 from fednca.bench.rows import parse_row
 from fednca.cli.bench_view import PlainView, Record
 from fednca.cli.flags import whole
@@ -86,15 +86,15 @@ def work_off(
     """Train entries in their order and write their records, until the time is up; none is begun after the `last`."""
     cells = {Cell(parse_row(e.row), e.seed, e.config(), RUNS / e.path.with_suffix("")): e for e in entries}
     keeper = Keeper(cells, records, commit)
-    crew = Crew(list(cells), pick_device("auto"), at_once, keeper)
-    alarms = [threading.Timer(deadline - time.monotonic(), crew.stop)]
+    executor = LocalExecutor(list(cells), pick_device("auto"), at_once, keeper)
+    alarms = [threading.Timer(deadline - time.monotonic(), executor.stop)]
     if last < deadline:
-        begin_no_more = partial(crew.told.put, crew.waiting.clear)  # done by the thread that begins runs
+        begin_no_more = partial(executor.told.put, executor.waiting.clear)  # done by the thread that begins runs
         alarms.append(threading.Timer(last - time.monotonic(), begin_no_more))
     for alarm in alarms:
         alarm.daemon = True
         alarm.start()
-    outcome = crew.work_off()
+    outcome = executor.work_off()
     for alarm in alarms:
         alarm.cancel()
     keeper.wait()

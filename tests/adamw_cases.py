@@ -17,7 +17,7 @@ from parity import play, start
 from fednca.base.tensors import Layout, Packed
 from fednca.engines.graphs import one_kernel
 from fednca.engines.graphs.engine import GraphEngine
-from fednca.engines.optimizer import FlatOptimizer
+from fednca.engines.optimizer import VectorOptimizer
 from fednca.kernels import layers
 
 MARK = 7.0  # in gaps between weights, which nobody may touch
@@ -52,7 +52,7 @@ class Setting:
     """Weights with an optimiser, and their bf16 copies."""
 
     values: Packed
-    optimizer: FlatOptimizer
+    optimizer: VectorOptimizer
     copies: Packed
 
     @classmethod
@@ -65,7 +65,7 @@ class Setting:
         values.load(tensors)
         copies = Packed.zeros(Layout.of({name: t.bfloat16() for name, t in tensors.items()}), torch.device(device))
         copies.vectors[torch.bfloat16].fill_(MARK)
-        return cls(values, FlatOptimizer(values, list(SHAPES), tiny(**options).train, LeastSquares()), copies)
+        return cls(values, VectorOptimizer(values, list(SHAPES), tiny(**options).train, LeastSquares()), copies)
 
     def vectors(self):
         """Return all that a step may change."""

@@ -17,7 +17,7 @@ import fednca.bench.local
 from fednca.base.errors import FedncaError, RunFailedError
 from fednca.base.randomness import GLOBAL
 from fednca.bench.cells import Bench
-from fednca.bench.local import Crew, Watch, how_many_fit, train_bench
+from fednca.bench.local import LocalExecutor, Watch, how_many_fit, train_bench
 from fednca.cli.bench_view import BenchView
 from fednca.engines.processes import fork
 from fednca.runs import Run, train
@@ -141,23 +141,23 @@ class Interrupting(Diary):
 
 def test_ctrl_c_ends_with_a_round_and_the_same_call_goes_on(tmp_path, monkeypatch):
     told = threading.Event()
-    on_round, stop = Watch.on_round, Crew.stop
+    on_round, stop = Watch.on_round, LocalExecutor.stop
 
     def wait_until_told(watch, record, best):
-        watch.tell(watch.crew.view.round, watch.cell, record)
+        watch.tell(watch.executor.view.round, watch.cell, record)
         assert told.wait(60)
         monkeypatch.setattr(watch, "tell", lambda *_: None)
         on_round(watch, record, best)
 
-    def stop_and_tell(crew):
-        stop(crew)
+    def stop_and_tell(executor):
+        stop(executor)
         told.set()
 
     bench = plan(tmp_path / "bench", "fedavg", "fednca-ml", seeds=[0, 1], train__rounds=3)
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(Watch, "on_round", wait_until_told)
-        patch.setattr(Crew, "stop", stop_and_tell)
+        patch.setattr(LocalExecutor, "stop", stop_and_tell)
         outcome = train_bench(bench, Interrupting(bench))
     assert (outcome.stopped, outcome.failed) == (True, {})
     assert signal.getsignal(signal.SIGINT) is before
@@ -175,7 +175,7 @@ def test_ctrl_c_twice_gives_up_the_round(tmp_path, monkeypatch):
     on_client = Watch.on_client
 
     def interrupted_twice(watch, *facts):
-        watch.crew.stop()
+        watch.executor.stop()
         on_client(watch, *facts)
 
     monkeypatch.setattr(Watch, "on_client", interrupted_twice)
@@ -297,7 +297,7 @@ def test_the_first_round_on_a_gpu_shows_how_many_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(Watch, "on_round", wait_for_the_second)
     bench = plan(tmp_path, "fedavg", "fedprox", "fednca-ml")
     diary = Diary(bench)
-    assert Crew(bench.cells(), torch.device("cuda"), None, diary).work_off().failed == {}
+    assert LocalExecutor(bench.cells(), torch.device("cuda"), None, diary).work_off().failed == {}
     assert "2 runs at once: one takes 40.0 GiB" in diary.console.file.getvalue()
     assert diary.most_at_once == 2
     assert all(cell.finished for cell in bench.cells())

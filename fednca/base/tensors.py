@@ -68,7 +68,7 @@ class Packed(dict[str, Tensor]):
         return Packed(self.layout, {dtype: vector.clone() for dtype, vector in self.vectors.items()})
 
 
-def flat(tensors: Iterable[Tensor]) -> Tensor:
+def join(tensors: Iterable[Tensor]) -> Tensor:
     """Join tensors to one vector, 4-D ones channels last, where their memory is read in its order."""
     return torch.cat([(each.permute(0, 2, 3, 1) if each.ndim == 4 else each).flatten() for each in tensors])
 

@@ -60,7 +60,7 @@ def train_bench(bench: Bench, view: "BenchView", at_once: int | None = None) -> 
             bench.folder.mkdir(parents=True, exist_ok=True)
         with locked(bench.folder), cpu_threads(bench.config.threads):
             bench.save()
-            return Crew(left, device, at_once, view).work_off()
+            return LocalExecutor(left, device, at_once, view).work_off()
 
 
 def try_rows(cells: Sequence[Cell], progress: Progress) -> None:
@@ -75,7 +75,7 @@ def try_rows(cells: Sequence[Cell], progress: Progress) -> None:
             raise FedncaError(f"{cell.row.text}: {error}") from error
 
 
-class Crew:
+class LocalExecutor:
     """Trains cells in threads; what they have to tell is told by the thread that waits for them."""
 
     def __init__(self, cells: Sequence[Cell], device: torch.device, at_once: int | None, view: "BenchView") -> None:
@@ -156,25 +156,27 @@ class Crew:
 
 
 class Watch(Callback):
-    """Tells the crew of a cell, and stops it where the crew wants that."""
+    """Tells the executor of a cell, and stops it where the executor wants that."""
 
-    def __init__(self, crew: Crew, cell: Cell, started: Callable[[], None], free_before: int | None) -> None:
+    def __init__(
+        self, executor: LocalExecutor, cell: Cell, started: Callable[[], None], free_before: int | None
+    ) -> None:
         """Call `started` before the first round; `free_before` is the memory to measure against, if any."""
-        self.crew, self.cell, self.started, self.free_before = crew, cell, started, free_before
+        self.executor, self.cell, self.started, self.free_before = executor, cell, started, free_before
 
     def on_prepare(self, what: str, done: int, total: int) -> None:
         """Tell how far the decoding is; it begins anew if stopped."""
-        self.tell(self.crew.view.prepare, what, done, total)
+        self.tell(self.executor.view.prepare, what, done, total)
         self.stop_from(1)
 
     def on_start(self, run: Run, federation: "Federation", rounds_done: int) -> None:
         """Let the next cell start."""
         self.started()
-        self.tell(self.crew.view.begin, self.cell, rounds_done)
+        self.tell(self.executor.view.begin, self.cell, rounds_done)
 
     def on_note(self, text: str) -> None:
         """Tell what is to be known of the run."""
-        self.tell(self.crew.view.note, text)
+        self.tell(self.executor.view.note, text)
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
         """Stop where there is a hurry, at the cost of the round."""
@@ -182,21 +184,21 @@ class Watch(Callback):
 
     def on_round(self, record: "Round", best: "Best | None") -> None:
         """Tell what was reached; after the last round there is nothing left to stop."""
-        self.tell(self.crew.view.round, self.cell, record)
+        self.tell(self.executor.view.round, self.cell, record)
         if self.free_before is not None:
-            free = torch.cuda.mem_get_info(self.crew.device)[0]
-            self.tell(self.crew.on_measured, free, self.free_before - free)
+            free = torch.cuda.mem_get_info(self.executor.device)[0]
+            self.tell(self.executor.on_measured, free, self.free_before - free)
             self.free_before = None
         if record.number < self.cell.config.train.rounds:
             self.stop_from(1)
 
     def tell(self, what: Callable[..., None], *facts: object) -> None:
         """Let the waiting thread call this."""
-        self.crew.told.put(partial(what, *facts))
+        self.executor.told.put(partial(what, *facts))
 
     def stop_from(self, stops: int) -> None:
         """Stop the run if that was wished for often enough."""
-        if self.crew.stops >= stops:
+        if self.executor.stops >= stops:
             raise KeyboardInterrupt
 
 

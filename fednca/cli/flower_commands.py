@@ -110,7 +110,7 @@ def run_what_leaves(arguments: Namespace, overrides: dict[str, Any], console: "C
     _need_flower()
     from rich.table import Table
 
-    from fednca.flower.leaves import what_leaves
+    from fednca.flower.uploads import what_leaves
 
     title = f"what leaves a site: {config.method.name}, {config.model.backbone}, {classes} classes"
     table = Table(title=title, title_justify="left")

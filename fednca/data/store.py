@@ -1,4 +1,4 @@
-"""The image store: images decoded and resized once, kept as memory-mapped uint8 files (shards), and reused by runs."""
+"""The image store: images decoded and resized once, kept as memory-mapped uint8 files, and reused by runs."""
 
 import json
 import os
@@ -38,18 +38,18 @@ LeftOut = tuple[int, str, str]
 
 @dataclass(frozen=True, eq=False)
 class StoredImages:
-    """Images of one size in memory-mapped shards, which together are one array (N, size, size, 3).
+    """Images of one size in memory-mapped files, which together are one array (N, size, size, 3).
 
-    shards: (n, size, size, 3) each, all but the last of the same length.
+    files: (n, size, size, 3) each, all but the last of the same length.
     """
 
-    shards: tuple[NDArray[np.uint8], ...]
+    files: tuple[NDArray[np.uint8], ...]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Return (N, size, size, 3)."""
-        count = sum(map(len, self.shards))
-        size = self.shards[0].shape[1] if self.shards else 0
+        count = sum(map(len, self.files))
+        size = self.files[0].shape[1] if self.files else 0
         return count, size, size, 3
 
     def __len__(self) -> int:
@@ -58,14 +58,14 @@ class StoredImages:
 
     def take(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
         """Return the images of these rows, (n, size, size, 3), in their order."""
-        if len(self.shards) == 1:
-            return self.shards[0][rows]
-        per_shard = len(self.shards[0]) if self.shards else 1
+        if len(self.files) == 1:
+            return self.files[0][rows]
+        per_file = len(self.files[0]) if self.files else 1
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        shard, offset = np.divmod(rows, per_shard)
+        shard, offset = np.divmod(rows, per_file)
         for number in np.unique(shard):
             here = shard == number
-            out[here] = self.shards[number][offset[here]]
+            out[here] = self.files[number][offset[here]]
         return out
 
 
@@ -84,41 +84,41 @@ class Stored:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the rows of a store are: in raw files of `per_shard` images each, the last of which may be shorter."""
+    """Where the rows of a store are: in raw files of `per_file` images each, the last of which may be shorter."""
 
     folder: Path
     size: int
-    per_shard: int
+    per_file: int
 
     @property
     def row_bytes(self) -> int:
         return self.size * self.size * 3
 
-    def shards(self, count: int) -> dict[Path, int]:
+    def files(self, count: int) -> dict[Path, int]:
         """Return the files of `count` images, and how many each one holds."""
-        starts = range(0, count, self.per_shard)
-        return {self._shard(i): min(self.per_shard, count - start) for i, start in enumerate(starts)}
+        starts = range(0, count, self.per_file)
+        return {self._shard(i): min(self.per_file, count - start) for i, start in enumerate(starts)}
 
     def write(self, start: int, images: NDArray[np.uint8]) -> None:
         """Write images to the rows from `start` on."""
         # Not through a memory map: on a full disk that kills the process, while a failed write can be explained.
         while len(images):
-            number, offset = divmod(start, self.per_shard)
-            here = images[: self.per_shard - offset]
+            number, offset = divmod(start, self.per_file)
+            here = images[: self.per_file - offset]
             with self._shard(number).open("r+b") as file:
                 file.seek(offset * self.row_bytes)
                 file.write(np.ascontiguousarray(here).data)
             start, images = start + len(here), images[len(here) :]
 
     def open(self, count: int) -> StoredImages:
-        """Map the shards read-only; raise ValueError if a file has the wrong size."""
-        shards = []
-        for path, rows in self.shards(count).items():
+        """Map the files read-only; raise ValueError if a file has the wrong size."""
+        files = []
+        for path, rows in self.files(count).items():
             if path.stat().st_size != rows * self.row_bytes:
                 raise ValueError(f"'{path}' does not hold {rows} images")
             mapped = np.memmap(path, np.uint8, "r", shape=(rows, self.size, self.size, 3))
-            shards.append(mapped.view(np.ndarray))
-        return StoredImages(tuple(shards) or (np.empty((0, self.size, self.size, 3), np.uint8),))
+            files.append(mapped.view(np.ndarray))
+        return StoredImages(tuple(files) or (np.empty((0, self.size, self.size, 3), np.uint8),))
 
     def _shard(self, number: int) -> Path:
         return self.folder / f"shard-{number:03d}.u8"
@@ -192,7 +192,7 @@ def _reopen(place: Path) -> Stored | None:
         note = json.loads((place / NOTE).read_text())
         if note["format"] != FORMAT:
             return None
-        images = _Layout(place, note["size"], note["per_shard"]).open(note["count"])
+        images = _Layout(place, note["size"], note["per_file"]).open(note["count"])
         left_out = tuple((row, path, problem) for row, path, problem in note["left_out"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -251,9 +251,9 @@ def _build(
     workers: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Fill the shards, and write store.json last."""
+    """Fill the files, and write store.json last."""
     sources = images if isinstance(images, np.ndarray) else images.paths
-    for path in layout.shards(len(sources)):
+    for path in layout.files(len(sources)):
         path.touch()
     starts = range(0, len(sources), CHUNK)
     chunks = [sources[start : start + CHUNK] for start in starts]
@@ -275,8 +275,8 @@ def _build(
         "format": FORMAT,
         "size": layout.size,
         "count": count,
-        "per_shard": layout.per_shard,
-        "blake2b": _checksums(layout.shards(count), workers),
+        "per_file": layout.per_file,
+        "blake2b": _checksums(layout.files(count), workers),
         "left_out": left_out,
     }
     write_atomic(layout.folder / NOTE, json.dumps(note).encode())
@@ -304,19 +304,19 @@ def _close_gaps(layout: _Layout, kept: NDArray[np.intp], count: int) -> None:
     for to in range(0, len(kept), CHUNK):
         # Rows only move towards the start, so none is overwritten before it has moved.
         layout.write(to, decoded.take(kept[to : to + CHUNK]))
-    remaining = layout.shards(len(kept))
-    for path in layout.shards(count):
+    remaining = layout.files(len(kept))
+    for path in layout.files(count):
         if path in remaining:
             os.truncate(path, remaining[path] * layout.row_bytes)
         else:
             path.unlink()
 
 
-def _checksums(shards: Iterable[Path], workers: int) -> dict[str, list[str]]:
+def _checksums(files: Iterable[Path], workers: int) -> dict[str, list[str]]:
     """Return the digests of the blocks of every shard, by the shard's name."""
     with ThreadPoolExecutor(workers) as threads:  # hashing and reading release the GIL
         digests = {
-            path.name: threads.map(partial(_digest, path), range(0, path.stat().st_size, BLOCK)) for path in shards
+            path.name: threads.map(partial(_digest, path), range(0, path.stat().st_size, BLOCK)) for path in files
         }
         return {name: list(blocks) for name, blocks in digests.items()}
 

@@ -37,13 +37,13 @@ class ImageStore:
     ) -> Self:
         """Take images (N, H, W, 3) to the device if it has room for them."""
         mean, std = (torch.tensor(m, device=device, dtype=dtype) * 255 for m in moments)
-        shards = images.shards if isinstance(images, StoredImages) else (images,)
+        files = images.files if isinstance(images, StoredImages) else (images,)
         if device.type == "cpu" or math.prod(images.shape) > room(device):
-            return cls(StoredImages(shards), mean, std)
+            return cls(StoredImages(files), mean, std)
         pixels = torch.empty(images.shape, dtype=torch.uint8, device=device)
         start = 0
-        for shard in shards:
-            for some in (shard[first : first + AT_ONCE] for first in range(0, len(shard), AT_ONCE)):
+        for file in files:
+            for some in (file[first : first + AT_ONCE] for first in range(0, len(file), AT_ONCE)):
                 pixels[start : start + len(some)] = torch.from_numpy(np.array(some))  # torch wants what can be written
                 start += len(some)
         return cls(pixels, mean, std)

@@ -12,7 +12,7 @@ from fednca.config import AugmentConfig, TrainConfig
 from fednca.engines.augment import augment, draw
 from fednca.engines.contract import Trained
 from fednca.engines.images import Change, Shard
-from fednca.engines.optimizer import FlatOptimizer, added, settle
+from fednca.engines.optimizer import VectorOptimizer, added, bind
 from fednca.engines.scoring import autocast, predict
 from fednca.methods.contract import Local, Method, Tensors, Update
 
@@ -49,16 +49,16 @@ class Trainer:
             order = torch_rng(self.seed, "batches", number, client)
             change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
             weights, optimizer = self.scratch
-            settle(self.model, weights).load_state_dict(start)
+            bind(self.model, weights).load_state_dict(start)
             optimizer.reset()
             return local_update(self.method, local, optimizer, shard, self.config, order, change)
 
     @cached_property
-    def scratch(self) -> tuple[Packed, FlatOptimizer]:
+    def scratch(self) -> tuple[Packed, VectorOptimizer]:
         """The trainable weights while a client trains, and what moves them; made when they are first needed."""
         trainable = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         weights = Packed.zeros(Layout.of(trainable), next(iter(trainable.values())).device)
-        return weights, FlatOptimizer(weights, list(trainable), self.config, self.method)
+        return weights, VectorOptimizer(weights, list(trainable), self.config, self.method)
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
@@ -85,7 +85,7 @@ def make_change(config: AugmentConfig, rng: torch.Generator) -> Change | None:
 def local_update(
     method: Method,
     local: Local,
-    optimizer: FlatOptimizer,
+    optimizer: VectorOptimizer,
     shard: Shard,
     config: TrainConfig,
     order: torch.Generator,
@@ -143,7 +143,7 @@ def add_up(parts: Iterable[Tensors]) -> Tensors:
 
 
 def train_step(
-    method: Method, local: Local, optimizer: FlatOptimizer, images: Tensor, labels: Tensor, config: TrainConfig
+    method: Method, local: Local, optimizer: VectorOptimizer, images: Tensor, labels: Tensor, config: TrainConfig
 ) -> Tensors:
     """Take one optimiser step and return the loss terms it was taken on."""
     with autocast(images.device, config):

@@ -20,7 +20,7 @@ OPTIMIZER = "optimizer."  # prefix of a kept optimiser's tensors in a client's s
 Gradients = Sequence[Tensor | None]  # of weights in their order; None where a loss does not depend on one
 
 
-class FlatOptimizer:
+class VectorOptimizer:
     """Moves the trainable ones of packed tensors along their gradients."""
 
     def __init__(self, values: Packed, trainable: list[str], config: TrainConfig, method: Method) -> None:
@@ -134,7 +134,7 @@ def make_optimizer(weights: Iterable[Tensor], config: TrainConfig, method: Metho
     return torch.optim.AdamW(weights, betas=betas, capturable=any(weight.is_cuda for weight in weights), **own)
 
 
-def settle(model: nn.Module, packed: Packed) -> nn.Module:
+def bind(model: nn.Module, packed: Packed) -> nn.Module:
     """Make a model's weights and buffers views of the packed ones of the same names, and return it.
 
     Parameters stay the same objects with other memory (`data`), so whoever holds one sees every change of the vector.

@@ -54,7 +54,7 @@ def build_graphs(place: Workplace) -> Engine:
     all_take_part = together == len(place.train)
     try:
         with GLOBAL:  # while one run measures free memory and captures, no other may
-            return GraphEngine(place, together, judged_at_once=size, keep_states=all_take_part)
+            return GraphEngine(place, together, judged_at_once=size, states_on_device=all_take_part)
     except torch.OutOfMemoryError:
         raise FedncaError(
             "one client's step or a batch to evaluate does not fit on the GPU; "

@@ -17,10 +17,10 @@ from fednca.engines.images import Shard
 from fednca.engines.local_update import Trainer
 from fednca.engines.model import build_model
 from fednca.flower.assignment import Assignment
-from fednca.flower.kept import load_state, save_state, unchanged
 from fednca.flower.privacy import privatize_update
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.site import Site, open_site
+from fednca.flower.state import load_state, save_state, unchanged
 from fednca.measures.thresholds import score_histograms
 from fednca.methods import create_method
 from fednca.methods.contract import Tensors

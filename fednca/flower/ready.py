@@ -20,9 +20,9 @@ from fednca.data.sources import folder as folder_source
 from fednca.data.types import Dataset, FileImages
 from fednca.flower.classes import join_classes
 from fednca.flower.config import ServerConfig, load_server, load_site
-from fednca.flower.kept import check_writable
 from fednca.flower.roster import Announced, check_judged
-from fednca.flower.site import FEWEST, deal
+from fednca.flower.site import FEWEST, split_parts
+from fednca.flower.state import check_writable
 from fednca.flower.trial import subject_name
 
 Problems = Iterator[str]
@@ -93,7 +93,7 @@ def check_site(folder: Path, here: dict[str, Announced], watch: Watch) -> list[s
             raise FedncaError(f"another site is already named '{site.name}'; give each its own name")
         options = validate(folder_source.Options, site.options, "options")
         found = folder_source.load(options, root)
-        images = {part: len(own.rows) for part, own in deal(found, site).items()}
+        images = {part: len(own.rows) for part, own in split_parts(found, site).items()}
         if images["train"] < FEWEST:
             raise FedncaError(f"the table leaves fewer than {FEWEST} images for training; add training rows")
         for name, labels in zip(found.classes, found.train.labels.T, strict=True):

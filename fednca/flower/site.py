@@ -69,12 +69,12 @@ def open_folder(settings: SiteConfig, assignment: Assignment) -> Site:
     config = site_config(settings, assignment.config)
     table = read_dataset(config)
     dataset = decode(table, config)
-    parts = deal(dataset, settings)
+    parts = split_parts(dataset, settings)
     data = digest_data(dataset, parts, image_names(table, settings.root))
     return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / assignment.run, data)
 
 
-def deal(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
+def split_parts(dataset: Dataset, settings: SiteConfig) -> dict[str, Part]:
     """Split a site's images into train, val and test."""
     train, val = dataset.train, dataset.val
     if val is None:

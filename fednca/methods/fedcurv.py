@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fednca.base.tensors import flat
+from fednca.base.tensors import join
 from fednca.measures.fisher import fisher_sums
 from fednca.methods.contract import About, Local, Method, Rule, Server, Tensors, Update, average, with_gradients
 from fednca.methods.fedavg import LinearLearner
@@ -58,7 +58,7 @@ class OthersCurvature(Rule):
             w = list(local.weights.values())
             u, v = (self._of_others(local, kind) for kind in "uv")
             slope = torch._foreach_sub(torch._foreach_mul(u, w), v)  # half the gradient: diag(U - u_k) w - (V - v_k)
-            term = flat(torch._foreach_mul(w, torch._foreach_sub(slope, v))).sum()
+            term = join(torch._foreach_mul(w, torch._foreach_sub(slope, v))).sum()
             torch._foreach_mul_(slope, 2 * self.lam)
         return {"curv": with_gradients(self.lam * term, slope, local.weights)}
 

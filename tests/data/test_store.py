@@ -25,7 +25,7 @@ def decoded(files: FileImages) -> np.ndarray:
 
 
 def everything(images: StoredImages) -> np.ndarray:
-    return np.concatenate(images.shards)
+    return np.concatenate(images.files)
 
 
 def swap_content(path: Path, content: bytes) -> None:
@@ -45,7 +45,7 @@ def break_files(files: FileImages, rows: list[int]) -> None:
 def test_files_are_stored_as_they_are_read(files, cache, workers, per_shard):
     stored = open_store(files, SIZE, folder=cache, workers=workers, shard_bytes=per_shard * ROW + ROW // 2)
     assert stored.images.shape == (40, SIZE, SIZE, 3)
-    assert [len(shard) for shard in stored.images.shards[:-1]] == [per_shard] * (len(stored.images.shards) - 1)
+    assert [len(shard) for shard in stored.images.files[:-1]] == [per_shard] * (len(stored.images.files) - 1)
     np.testing.assert_array_equal(everything(stored.images), decoded(files))
     np.testing.assert_array_equal(stored.rows, np.arange(40))
     assert stored.left_out == ()
@@ -74,7 +74,7 @@ def test_take_gathers_rows_in_any_order_and_number(files, cache, per_shard):
 
 def test_shards_cannot_be_written_to(files, cache):
     with pytest.raises(ValueError, match="read-only"):
-        open_store(files, SIZE, folder=cache).images.shards[0][0] = 0
+        open_store(files, SIZE, folder=cache).images.files[0][0] = 0
 
 
 def test_no_images_make_an_empty_store(cache):

@@ -15,10 +15,10 @@ from in_process import simulated
 from fednca.cli.app import main
 from fednca.engines.model import build_model
 from fednca.flower.config import ServerConfig
-from fednca.flower.leaves import what_leaves
 from fednca.flower.ready import check_registered, check_same_authority, connection
 from fednca.flower.server import serve
 from fednca.flower.trial import make_authority, make_certificate, private_bytes
+from fednca.flower.uploads import what_leaves
 from fednca.methods import create_method, find_method, method_names
 
 DIGITS = [f"digit {digit}" for digit in range(10)]

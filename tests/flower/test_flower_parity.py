@@ -5,7 +5,7 @@ import torch
 from helpers import tiny
 from in_process import simulated
 
-from fednca.engines.optimizer import FlatOptimizer
+from fednca.engines.optimizer import VectorOptimizer
 from fednca.flower.config import ServerConfig
 from fednca.flower.server import serve
 from fednca.methods import find_method, method_names
@@ -38,9 +38,9 @@ def test_a_process_that_plays_many_clients_makes_one_optimiser(tmp_path, monkeyp
     made = []
 
     def make(*arguments):
-        made.append(FlatOptimizer(*arguments))
+        made.append(VectorOptimizer(*arguments))
         return made[-1]
 
-    monkeypatch.setattr("fednca.engines.eager.FlatOptimizer", make)
+    monkeypatch.setattr("fednca.engines.eager.VectorOptimizer", make)
     serve(simulated(), settings_for(tiny(method__name="fedavg", train__rounds=2, seed=7), tmp_path))
     assert len(made) == 2  # the clients' and the server's, which rehearses what they will send

@@ -197,7 +197,7 @@ def test_memory_grows_with_the_clients_of_a_round_and_not_with_all():
             data__image_size=32,
         )
         job, server = start(config, "cuda")
-        engine = graphs(job, 5, keep_states=share == 1)
+        engine = graphs(job, 5, states_on_device=share == 1)
         torch.cuda.reset_peak_memory_stats()
         play(job, engine, server, 4)
         peaks.append(torch.cuda.max_memory_allocated())

@@ -13,7 +13,7 @@ from fednca.use.bootstrap import Resampler, Resampling, Scored, draw_weights, in
 N, C = 60, 4
 
 
-def flat(metrics):
+def join(metrics):
     """Put all numbers of a Metrics in a row."""
     return np.hstack([np.atleast_1d(np.array(value)) for value in astuple(metrics)])
 
@@ -32,7 +32,7 @@ def scored():
 
 def judge(scored, rows):
     parts = (scored.probabilities[rows], scored.labels[rows], scored.thresholds)
-    return flat(multilabel_metrics(*map(torch.from_numpy, parts)))
+    return join(multilabel_metrics(*map(torch.from_numpy, parts)))
 
 
 def test_counting_draws_is_judging_the_images_drawn(scored):
@@ -60,7 +60,7 @@ def test_intervals_are_those_of_scipy(scored):
             method="percentile",
             rng=numpy_rng(how.seed, "bootstrap"),
         ).confidence_interval
-        assert (flat(low)[number], flat(high)[number]) == pytest.approx(tuple(found), rel=0, abs=1e-12)
+        assert (join(low)[number], join(high)[number]) == pytest.approx(tuple(found), rel=0, abs=1e-12)
 
 
 def test_groups_are_drawn_whole(scored):
@@ -74,7 +74,7 @@ def test_groups_are_drawn_whole(scored):
         values.append(judge(scored, np.concatenate([np.flatnonzero(groups == 10 * g) for g in chosen])))
     expected = np.nanpercentile(np.stack(values), [2.5, 97.5], axis=0)
     low, high = intervals(grouped, how)
-    np.testing.assert_allclose([flat(low), flat(high)], expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose([join(low), join(high)], expected, rtol=0, atol=1e-12)
 
 
 def test_a_class_without_positives_has_no_interval(scored):
@@ -89,7 +89,7 @@ def test_resamples_in_blocks_are_the_same(scored, monkeypatch):
     how = Resampling(resamples=11)
     whole = intervals(scored, how)
     monkeypatch.setattr(fednca.use.bootstrap, "BLOCK", 3 * N * C)
-    np.testing.assert_array_equal(flat(intervals(scored, how)[0]), flat(whole[0]))
+    np.testing.assert_array_equal(join(intervals(scored, how)[0]), join(whole[0]))
 
 
 def test_every_resample_has_as_many_units(scored):

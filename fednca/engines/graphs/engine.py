@@ -45,7 +45,7 @@ END = object()
 
 
 @dataclass
-class Task:
+class Turn:
     """A client's update in a round: what it sees, what it starts from, and where its outcome goes.
 
     The outcome is copied here as soon as the last step is done, since the next client then trains in the same slot.
@@ -68,7 +68,7 @@ class GraphEngine(LocalEngine):
         wanted: int,
         *,
         judged_at_once: int | None = None,
-        keep_states: bool = True,
+        states_on_device: bool = True,
     ) -> None:
         """Try a step out and plan the memory for `wanted` clients side by side; states may wait on the host.
 
@@ -82,7 +82,7 @@ class GraphEngine(LocalEngine):
             place.config.seed,
         )
         judged = [place.val, place.test]
-        self.keep_states = keep_states
+        self.states_on_device = states_on_device
         # All weights lie in one vector, by name; one weight of two names would need to be in two places.
         if len(list(place.model.parameters())) < len(list(place.model.named_parameters(remove_duplicate=False))):
             raise UnfitEngineError("layers of the model share a weight")
@@ -157,10 +157,10 @@ class GraphEngine(LocalEngine):
             return
         for client in clients:
             with seeded(self.seed, "dropout", number, client):
-                task = self._task(number, client, states)
-                for _ in self._steps(*self.slots[0], task):
+                turn = self._task(number, client, states)
+                for _ in self._steps(*self.slots[0], turn):
                     pass
-                yield self._result(number, task)
+                yield self._result(number, turn)
 
     def _train_side_by_side(self, number: int, clients: Sequence[int], states: dict[int, Tensors]) -> Iterator[Trained]:
         """Let all slots train at once, and yield the results as clients finish.
@@ -170,32 +170,32 @@ class GraphEngine(LocalEngine):
         works through the queue of each stream on its own.
         """
         main = torch.cuda.current_stream(self.device)
-        done: deque[tuple[Task, torch.cuda.Event]] = deque()
+        done: deque[tuple[Turn, torch.cuda.Event]] = deque()
 
         def work_off(slot: Slot, lane: Lane, queue: list[int]) -> Iterator[None]:
             for client in queue:
-                # Torch reuses memory by the stream it was allocated on. A task outlives the lane's work: main it is.
+                # Torch reuses memory by the stream it was allocated on. A turn outlives the lane's work: main it is.
                 with torch.cuda.stream(main):
-                    task = self._task(number, client, states)
+                    turn = self._task(number, client, states)
                 lane.stream.wait_stream(main)  # on the GPU; Python goes on
                 # Replays draw dropout from this generator.
                 lane.rng.manual_seed(derive_seed(self.seed, "dropout", number, client))
-                yield from self._steps(slot, lane, task)
-                done.append((task, lane.stream.record_event()))  # passed when the GPU is done with it, not Python
+                yield from self._steps(slot, lane, turn)
+                done.append((turn, lane.stream.record_event()))  # passed when the GPU is done with it, not Python
 
         steps = {client: len(sizes_of(self.shards[client], self.config.batch_size)) for client in clients}
-        queues = deal(steps, len(self.slots))
+        queues = spread(steps, len(self.slots))
         working = {lane: work_off(slot, lane, queue) for (slot, lane), queue in zip(self.slots, queues, strict=True)}
         while working:
             take_turns(working, main)
             # What a method does after a client's last step goes beside the steps of clients that have more of them.
             while done and done[0][1].query():  # type: ignore[no-untyped-call]
                 yield self._result(number, done.popleft()[0])
-        for task, event in done:
+        for turn, event in done:
             event.synchronize()
-            yield self._result(number, task)
+            yield self._result(number, turn)
 
-    def _task(self, number: int, client: int, states: dict[int, Tensors]) -> Task:
+    def _task(self, number: int, client: int, states: dict[int, Tensors]) -> Turn:
         """Draw everything that a client's update draws, and bring it to the device.
 
         Each purpose has its own generator, so drawing all of it in advance gives the same numbers as the eager engine,
@@ -219,50 +219,50 @@ class GraphEngine(LocalEngine):
         )
         totals = torch.empty_like(self.slots[0][0].totals)
         weights = Packed.zeros(self.common.layout, self.device)
-        return Task(client, feed, states.get(client, {}), losses, weights, totals)
+        return Turn(client, feed, states.get(client, {}), losses, weights, totals)
 
     def _upload(self, tensor: Tensor) -> Tensor:
         """Bring a tensor to the device without waiting for it, which only works from pinned memory."""
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
-    def _steps(self, slot: Slot, lane: Lane, task: Task) -> Iterator[None]:
-        """Do a task in a slot, yielding after each step so that the other slots get theirs."""
-        slot.begin(task.feed, task.state)
-        if self.method.rule.centralized and task.state:
-            slot.optimizer.load(task.state)
-        for size in task.feed.sizes:
+    def _steps(self, slot: Slot, lane: Lane, turn: Turn) -> Iterator[None]:
+        """Do a turn in a slot, yielding after each step so that the other slots get theirs."""
+        slot.begin(turn.feed, turn.state)
+        if self.method.rule.centralized and turn.state:
+            slot.optimizer.load(turn.state)
+        for size in turn.feed.sizes:
             lane.do(size, partial(slot.step, size))
             yield
         # On the lane's stream, and so after the last step and before the slot's next client.
-        task.weights.load(slot.values)
-        task.totals.copy_(slot.totals)
+        turn.weights.load(slot.values)
+        turn.totals.copy_(slot.totals)
         if self.method.rule.centralized:
-            task.state = slot.optimizer.dump()
+            turn.state = slot.optimizer.dump()
 
-    def _result(self, number: int, task: Task) -> Trained:
+    def _result(self, number: int, turn: Turn) -> Trained:
         """Let the method finish a client's update, whose last step is done."""
-        shard, config = self.shards[task.client], self.config
-        self.common.scratch.load(task.weights)
+        shard, config = self.shards[turn.client], self.config
+        self.common.scratch.load(turn.weights)
         local = Local(
-            client=task.client,
+            client=turn.client,
             round=number,
             lr=config.lr,
             learner=self.method.learner,
             model=self.common.model,
             start=self.common.start,
             received=self.common.received,
-            state={name: tensor.to(self.device) for name, tensor in (task.state or self.common.state).items()},
-            rng=task.rng,
-            steps=len(task.feed.sizes),
+            state={name: tensor.to(self.device) for name, tensor in (turn.state or self.common.state).items()},
+            rng=turn.rng,
+            steps=len(turn.feed.sizes),
             samples=len(shard),
         )
         vars(local).update(global_model=self.common.frozen.model)  # Local would make a copy
         extra = self._finish(local, shard)
-        if not self.keep_states:
+        if not self.states_on_device:
             local.state = {name: tensor.cpu() for name, tensor in local.state.items()}
-        update = Update(task.client, task.weights, extra, len(shard), local.steps)
+        update = Update(turn.client, turn.weights, extra, len(shard), local.steps)
         seen = len(shard) * config.local_epochs
-        means = [total / seen for total in task.totals.tolist()]
+        means = [total / seen for total in turn.totals.tolist()]
         return Trained(update, local.state, dict(zip(self.common.terms, means, strict=True)))
 
     def _finish(self, local: Local, shard: Shard) -> Tensors:
@@ -329,10 +329,10 @@ def sizes_of(shard: Shard, batch_size: int) -> list[int]:
     return [stop - start for start, stop in batch_bounds(len(shard), batch_size)]
 
 
-def deal(steps: dict[int, int], slots: int) -> list[list[int]]:
-    """Deal clients to slots, the one with most steps first and each to the slot that has least to do.
+def spread(steps: dict[int, int], slots: int) -> list[list[int]]:
+    """Spread clients over slots, the one with most steps first and each to the slot that has least to do.
 
-    >>> deal({0: 5, 1: 9, 2: 4}, 2)
+    >>> spread({0: 5, 1: 9, 2: 4}, 2)
     [[1], [0, 2]]
     """
     queues: list[list[int]] = [[] for _ in range(slots)]

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fednca.engines.graphs.lanes import GRAPHS_KEPT
-from fednca.engines.optimizer import FlatOptimizer, Gradients
+from fednca.engines.optimizer import Gradients, VectorOptimizer
 from fednca.kernels import ALIGNMENT, DEVICE, DTYPES, available, works
 
 
 class OneKernel:
     """Moves a slot's weights along their gradients, and renews the bf16 copies of the weights on the way."""
 
-    def __init__(self, optimizer: FlatOptimizer, copies: Tensor) -> None:
+    def __init__(self, optimizer: VectorOptimizer, copies: Tensor) -> None:
         """Take torch's AdamW with its state, and the copies in one vector, laid out as the optimiser's."""
         from fednca.kernels import AdamW
 
@@ -52,7 +52,7 @@ class OneKernel:
         self.kernels.step(given, optimizer.vector.detach(), self.copies, optimizer.state)
 
 
-def in_one_kernel(optimizer: FlatOptimizer, copies: Tensor | None) -> OneKernel | None:
+def in_one_kernel(optimizer: VectorOptimizer, copies: Tensor | None) -> OneKernel | None:
     """Return what moves weights that have bf16 copies in one kernel, or nothing where that is left to torch."""
 
     def compile_kernels() -> None:
@@ -65,7 +65,7 @@ def in_one_kernel(optimizer: FlatOptimizer, copies: Tensor | None) -> OneKernel 
     return OneKernel(optimizer, copies)
 
 
-def fits(optimizer: FlatOptimizer) -> bool:
+def fits(optimizer: VectorOptimizer) -> bool:
     """Return whether an optimiser does what the kernel does, where the kernel can do it."""
     return (
         isinstance(optimizer.optimizer, torch.optim.AdamW)

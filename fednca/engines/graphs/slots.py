@@ -19,7 +19,7 @@ from fednca.config import AugmentConfig, TrainConfig
 from fednca.engines.augment import augment
 from fednca.engines.graphs.one_kernel import in_one_kernel
 from fednca.engines.images import ImageStore
-from fednca.engines.optimizer import FlatOptimizer, added, settle
+from fednca.engines.optimizer import VectorOptimizer, added, bind
 from fednca.engines.scoring import autocast, score
 from fednca.kernels import FusedStem, accelerate, available, watch
 from fednca.methods.contract import Local, Method, Server, Tensors
@@ -67,7 +67,7 @@ class Common:
         self.start = Packed.zeros(self.layout, self.device)
         self.start.load(tensors)
         self.scratch = self.start.clone()
-        settle(model, self.scratch)
+        bind(model, self.scratch)
         started = {name: self.start[name] for name in self.trainable}
         server = Server(self.start, method.rule.start_server(started, clients))
         self.received = {name: tensor.clone() for name, tensor in method.rule.send(server).items()}
@@ -113,7 +113,7 @@ class Common:
 
     def copy_model(self, values: Packed) -> nn.Module:
         """Return a model of its own with these tensors, in bf16 one that uses our kernels."""
-        model = settle(copy.deepcopy(self.model), values)
+        model = bind(copy.deepcopy(self.model), values)
         return accelerate(model, self.fusible) if self.config.precision == "bf16" and available() else model
 
 
@@ -155,7 +155,7 @@ class Slot:
         self.common, device, config = common, common.device, common.config
         self.values = common.start.clone()
         self.dtype = common.store.mean.dtype
-        self.optimizer = FlatOptimizer(self.values, common.trainable, config, common.method)
+        self.optimizer = VectorOptimizer(self.values, common.trainable, config, common.method)
         self.model = common.copy_model(self.values).train()
         self.increments = self._count_at_once()
         # Masters are the weights that the optimiser moves, in float32. Leaves are what the forward pass uses and what

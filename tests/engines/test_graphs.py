@@ -7,8 +7,8 @@ from parity import assert_agree, distance_of_updates, play, start
 from torch import nn
 
 from fednca.base.errors import FedncaError, UnfitEngineError
-from fednca.base.tensors import Layout, Packed, flat
-from fednca.engines.graphs.engine import GraphEngine, deal
+from fednca.base.tensors import Layout, Packed, join
+from fednca.engines.graphs.engine import GraphEngine, spread
 from fednca.engines.graphs.lanes import Lane
 from fednca.engines.images import Shard
 from fednca.engines.select import select_engine
@@ -204,7 +204,7 @@ def test_earlier_results_stay_as_they_are():
 
 def test_states_wait_on_the_host_where_not_all_clients_train():
     job, server = start(tiny(**UNEQUAL, method__name="scaffold", train__precision="float64"))
-    engine = graphs(job, keep_states=False)
+    engine = graphs(job, states_on_device=False)
     assert_agree(play(job, engine, server, 2), play(job, job.engine, server, 2), atol=1e-8, state_atol=1e-5)
 
 
@@ -250,7 +250,7 @@ def test_graphs_without_a_gpu_are_refused_in_one_sentence():
 
 def test_every_client_is_dealt_once_and_no_slot_waits_for_long():
     steps = {client: 1 + client * 7 % 23 for client in range(40)}
-    queues = deal(steps, 6)
+    queues = spread(steps, 6)
     assert sorted(client for queue in queues for client in queue) == list(range(40))
     loads = [sum(steps[client] for client in queue) for queue in queues]
     assert max(loads) - min(loads) <= max(steps.values())
@@ -298,4 +298,4 @@ def test_a_packed_dict_that_was_changed_counts_as_a_dict():
 
 def test_flat_keeps_every_number_once():
     tensors = list(some_tensors(1).values())
-    assert sorted(flat(tensors).tolist()) == sorted(number for each in tensors for number in each.flatten().tolist())
+    assert sorted(join(tensors).tolist()) == sorted(number for each in tensors for number in each.flatten().tolist())

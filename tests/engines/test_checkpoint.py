@@ -61,7 +61,7 @@ def test_a_cut_file_is_noticed(tmp_path, size):
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize(("killed_in", "expected"), [("last", 1), ("_settle_best", 2)])
+@pytest.mark.parametrize(("killed_in", "expected"), [("last", 1), ("_take_best", 2)])
 def test_a_kill_leaves_the_best_model_that_the_last_checkpoint_knows(tmp_path, monkeypatch, killed_in, expected):
     def rounds(number):
         server = Server({"w": torch.tensor(float(number))})
@@ -72,14 +72,14 @@ def test_a_kill_leaves_the_best_model_that_the_last_checkpoint_knows(tmp_path, m
             raise KeyboardInterrupt
         save_checkpoint(path, state)
 
-    def settle(folder, *, known):
+    def take(folder, *, known):
         raise KeyboardInterrupt
 
     keep_checkpoint(tmp_path, *rounds(1))
     with monkeypatch.context() as patch:
         patch.setattr(fednca.runs.checkpoint, "save_checkpoint", save)
-        if killed_in == "_settle_best":
-            patch.setattr(fednca.runs.checkpoint, "_settle_best", settle)
+        if killed_in == "_take_best":
+            patch.setattr(fednca.runs.checkpoint, "_take_best", take)
         with pytest.raises(KeyboardInterrupt):
             keep_checkpoint(tmp_path, *rounds(2))
     found = load_last(tmp_path)

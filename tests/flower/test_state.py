@@ -7,7 +7,7 @@ import torch
 from helpers import Stop
 
 from fednca.base.errors import ChangedDataError
-from fednca.flower.kept import load_state, save_state, unchanged
+from fednca.flower.state import load_state, save_state, unchanged
 
 DAY = 86400
 
