@@ -15,6 +15,8 @@ from fednca.methods.registry import combine, option_fields, option_owners
 ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
 PLACES = {"": "options", "learner.": "learner_options", "closing.": "closing_options"}  # of options, by their prefix
 CRITERION = "criterion"
+NAME = r"[\w-]+|[\w.]+:[A-Za-z_]\w*(?=[@+:]|$)"  # or package.module:Name
+ROW = rf"(?P<name>{NAME})(@(?P<learner>{NAME}))?(\+(?P<closing>{NAME}))?(:(?P<options>.*))?"
 MOST_SEEDS = 1000  # more were hardly meant
 
 
@@ -60,11 +62,12 @@ def parse_row(text: str) -> Row:
     An option of the learner or the closing is written `learner.option` or `closing.option`; `criterion=…` replaces the
     BCE of the learner.
     """
-    methods, _, options = text.partition(":")
-    if "," in methods:
-        raise FedncaError(f"'{text}' has a comma before its options; put spaces between methods that have options")
-    methods, _, closing = methods.partition("+")
-    name, _, learner = methods.partition("@")
+    match = re.fullmatch(ROW, text)
+    if match is None:
+        raise FedncaError(
+            f"'{text}' is no row: write NAME[@LEARNER][+CLOSING][:option=value,...], with spaces between rows"
+        )
+    name, learner, closing, options = (match[each] or "" for each in ("name", "learner", "closing", "options"))
     chosen = MethodConfig(name=name, learner=learner or None, closing=closing or None)
     method, owners = combine(chosen), option_owners(chosen)
     given = split_options(text, options)
@@ -91,7 +94,8 @@ def parse_row(text: str) -> Row:
         path = f"method.{CRITERION}"
         overrides[path] = parse_value(path, MethodConfig.model_fields[CRITERION], criterion)
         shown.insert(0, f"{CRITERION}={show(overrides[path])}")
-    return Row(text.partition(":")[0] + "".join([":" * bool(shown), ",".join(shown)]), overrides)
+    named = text[: match.start("options") - 1] if match["options"] is not None else text
+    return Row(":".join(filter(None, [named, ",".join(shown)])), overrides)
 
 
 def split_options(text: str, options: str) -> dict[str, dict[str, str]]:
