@@ -93,7 +93,7 @@ function whatWasRun() {
   const plain = (group) => Object.entries(group.options).map(([path, value]) => `${path.replace("method.options.", "").replace("method.learner_options.", "learner ")} = ${value}`).join(", ");
   const about = table(["method", "what it is", "formula", "from"], methods.map((m) => [h("b", {}, m.name), [m.summary, h("br"), h("small", {}, Object.entries(m.changes).map(([k, v]) => `${k}: ${v}`).join(" · "))], h("code", {}, m.formula), m.paper]), "words");
   const apart = Object.entries(data.differing);
-  section("what", "What was run", "What was run", "β (beta) says how evenly the clients that hold a class share its images: the smaller, the less evenly. γ (gamma) is the share of all classes that a client may hold. A head turns image features into one score per class; an ETF (equiangular tight frame) is a fixed head whose class vectors all lie at the same, largest possible angle to each other.", ...cards, about,
+  section("what", "What was run", "What was run", "β (beta) says how evenly the clients that hold a class share its images: the smaller, the less evenly. γ (gamma) is the share of all classes that a client may hold. A head turns image features into one score per class. LADM (label-aware disentanglement) is an attention module that reads one feature per class from the image; an ETF (equiangular tight frame) is a set of fixed class vectors, all at the same, largest possible angle to each other. BCE is binary cross-entropy.", ...cards, about,
     apart.length ? [h("h3", {}, "Settings that differ between runs"), table(["", ...apart.map(([path]) => h("code", {}, path))], groups.map((group) => [signed(group), ...apart.map(([, values]) => values[group.i])]))] : null,
     h("details", {}, h("summary", {}, "All settings, options and run folders"),
       table(["", "options", "run folders"], groups.map((group) => [signed(group), plain(group) || "none", group.runs.map((run) => run.folder).join(", ")]), "words"),
@@ -165,7 +165,7 @@ function partition() {
 }
 
 function clients() {
-  section("clients", "Clients", "Clients", "The total training loss of each client by round, averaged over seeds, for one method at a time.",
+  section("clients", "Clients", "Clients", "The total training loss of each client by round, averaged over seeds, for one method at a time; beside it each client's training and validation images, and the classes it has images of, out of those it may hold.",
     h("div", { class: "choices" }, choices("method", "client", Object.fromEntries(groups.map((group) => [group.i, group.label])))),
     caption(() => signed(groups[chosen.client] ?? groups[0])),
     grid(440, drawn(h("div", { id: "clients-chart" }), (host) => {
@@ -182,20 +182,20 @@ function clients() {
         const facts = client ? [client.images, client.val_images, `${Object.values(client.positives).filter(Boolean).length} of ${client.allowed_classes.length}`] : ["–", "–", "–"];
         return [[sign, ` ${group.centralized ? "all images" : prettify(client?.name ?? k)}`], ...facts, last(k)];
       });
-      host.replaceChildren(table(["client", "training images", "validation images", "classes held", "last loss"], rows));
+      host.replaceChildren(table(["client", "training", "validation", "classes held", "last loss"], rows));
     })));
 }
 
 function losses() {
   const terms = [...new Set(groups.flatMap((group) => Object.keys(group.losses)))];
-  section("losses", "Losses", "Loss terms", "The parts that add up to the training loss, each with its weight, averaged over the training images.", grid(330, ...terms.map((term) => h("div", { class: "keep" }, h("h3", {}, term), drawn(h("div", { class: "loss-chart" }), (host) =>
+  section("losses", "Losses", "Loss terms", "The parts that add up to the training loss, each with its weight, averaged over the training images: bce is binary cross-entropy, neg and pos are FedNCA-ML's regularisers L_Neg and L_Pos.", grid(330, ...terms.map((term) => h("div", { class: "keep" }, h("h3", {}, term), drawn(h("div", { class: "loss-chart" }), (host) =>
     lineChart(host, visible().filter((group) => group.losses[term]).map((group) => ({ i: group.i, name: group.label, ...group.losses[term] })), { xlabel: "round", label: `loss term ${term}`, height: 220 }))))));
 }
 
 function collapse() {
   const measures = { nc1: "NC1: spread within classes", nc2: "NC2: class means to simplex", nc3: "NC3: class means to classifier" };
   const some = groups.some((group) => group.collapse.nc1.x.length);
-  const text = some ? "Neural collapse is what happens to a classifier that is trained long enough: the features of each class shrink to one point (NC1 goes to 0), these points spread out evenly, as the corners of a simplex (NC2 goes to 0), and the classifier's vectors line up with them (NC3 goes to 0). Measured on validation images, with one feature for each image and each of its labels: NC1 = tr(Σ_W Σ_B⁺)/C, NC2 = ‖G/‖G‖ − G*/‖G*‖‖ of the Gram matrices of class means and simplex, NC3 = ‖M/‖M‖ − W/‖W‖‖²." : ["Not measured in these runs. ", h("code", {}, "--collapse true"), " measures it in every evaluated round."];
+  const text = some ? "Neural collapse is what happens to a classifier that is trained long enough: the features of each class shrink to one point (NC1 goes to 0), these points spread out evenly, like the corners of a simplex, all equally far apart (NC2 goes to 0), and the classifier's vectors line up with them (NC3 goes to 0). Measured on validation images, with one feature for each image and each of its labels: NC1 = tr(Σ_W Σ_B⁺)/C, NC2 = ‖G/‖G‖ − G*/‖G*‖‖ of the Gram matrices of class means and simplex, NC3 = ‖M/‖M‖ − W/‖W‖‖²." : ["Not measured in these runs. ", h("code", {}, "--collapse true"), " measures it in every evaluated round."];
   section("collapse", "Collapse", "Neural collapse", text, some ? grid(330, ...Object.entries(measures).map(([name, title]) => h("div", { class: "keep" }, h("h3", {}, title), drawn(h("div", { class: "collapse-chart" }), (host) =>
     lineChart(host, visible().map((group) => ({ i: group.i, name: group.label, ...group.collapse[name] })), { xlabel: "round", label: title, height: 230, log: name === "nc1" }))))) : null);
 }
