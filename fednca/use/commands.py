@@ -87,7 +87,7 @@ def add_evaluate_flags(evaluate: ArgumentParser) -> None:
         "--resamples", metavar="N", type=whole(1), default=1000, help="resamples of the bootstrap (default: 1000)"
     )
     evaluate.add_argument(
-        "--confidence", metavar="X", type=float, default=0.95, help="of the intervals (default: 0.95)"
+        "--confidence", metavar="X", type=float, default=0.95, help="confidence of the intervals (default: 0.95)"
     )
     evaluate.add_argument("--seed", metavar="N", type=whole(0), default=0, help="seed of the bootstrap (default: 0)")
     evaluate.add_argument("--json", action="store_true", help="write JSON instead of tables")
