@@ -60,7 +60,7 @@ class LinearHead(Head):
 
 
 class MLPHead(Head):
-    """The released baseline head "FC" on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
+    """The head "FC" of the authors' code, on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
 
     def __init__(self, dim: int, num_classes: int, hidden: int = 1024) -> None:
         """Build the layers from d channels over `hidden` units to C logits."""
@@ -76,7 +76,11 @@ class MLPHead(Head):
 
 
 class _PrototypeHead(Head):
-    """Prototypes (C, d), fixed and absent from the state dict unless `trainable`, and the released affine logits."""
+    """Base of heads that compare features with class vectors (prototypes), (C, d).
+
+    The vectors are fixed and not in the state dict, unless `trainable`. `affine` adds the learnable scale and biases of
+    the authors' code to the logits.
+    """
 
     prototypes: Tensor
     scale: nn.Parameter | None
