@@ -1,4 +1,4 @@
-"""The dataset of a run, as far as its use needs it: labels, and a few images."""
+"""The dataset of a run, as a trained model needs it: labels and a few images."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from fednca.setup import load_dataset, read_dataset
 
 
 class Example(NamedTuple):
-    """A test image and what it shows."""
+    """A test image and the classes it shows."""
 
     picture: NDArray[np.uint8]
     """(H, W, 3)"""
@@ -22,15 +22,15 @@ class Example(NamedTuple):
 
 
 def dataset_of(run: Run) -> Dataset:
-    """Load a run's dataset with its images as they are, since decoding all of them for a few would take long."""
+    """Load a run's dataset without decoding its images, which would take long when only a few are needed."""
     config = run.placed
-    if run.environment.get("unreadable"):  # which images were left out is known only after decoding
+    if run.environment.get("unreadable"):  # only decoding shows which images are left out
         return load_dataset(config)
     return read_dataset(config)
 
 
 def examples(run: Run, most: int = 8) -> list[Example]:
-    """Return test images that together show many classes; none where the dataset is not at hand."""
+    """Return test images that together show many classes; none if the dataset is not there."""
     try:
         dataset = dataset_of(run)
         test = dataset.test
@@ -43,7 +43,7 @@ def examples(run: Run, most: int = 8) -> list[Example]:
 
 
 def choose_rows(shows: NDArray[np.bool_], most: int) -> list[int]:
-    """Choose rows (N, C) one by one, each time the first of those that add most to the classes shown least so far.
+    """Choose rows of (N, C) one by one: each time the first that adds most to the classes shown least so far.
 
     >>> choose_rows(np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]], bool), 2)
     [1, 2]

@@ -113,11 +113,11 @@ def test_plain_lines_tell_of_beginnings_and_ends_and_no_round(tmp_path, clock):
     view.begin(three, 0)
     assert console.file.getvalue().splitlines() == [
         "engine: two horses",
-        "fedavg, seed 0: begins | 0 of 3 runs done | 0:00:00",
-        "fedprox, seed 0: goes on after round 1 | 0 of 3 runs done | 0:00:00",
+        "fedavg, seed 0: starts | 0 of 3 runs done | 0:00:00",
+        "fedprox, seed 0: resumes after round 1 | 0 of 3 runs done | 0:00:00",
         "fedavg, seed 0: macro-AUC 91.0 macro-F1 – | 1 of 3 runs done | 0:01:00, 0:04:00 left",
         "fedprox, seed 0: failed, no [reason] | 1 of 3 runs done | 0:01:00, 0:03:00 left",
-        "fednca-ml, seed 0: begins | 1 of 3 runs done | 0:01:00, 0:03:00 left",
+        "fednca-ml, seed 0: starts | 1 of 3 runs done | 0:01:00, 0:03:00 left",
     ]
 
 
