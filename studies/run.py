@@ -26,7 +26,7 @@ from fednca.bench import Cell
 from fednca.crew import Crew, Outcome
 from fednca.errors import FedncaError
 from fednca.flags import whole
-from fednca.report.bench_view import PlainView, Record
+from fednca.report.bench_view import BenchView, Record
 from fednca.rows import parse_row
 from fednca.runs import Run
 from fednca.setup import pick_device
@@ -104,7 +104,7 @@ def work_off(
     return outcome
 
 
-class Keeper(PlainView):
+class Keeper(BenchView):
     """Write the record of each finished run while others train, since a map of features takes a minute."""
 
     def __init__(self, cells: dict[Cell, Entry], records: Path, commit: str) -> None:
