@@ -1,8 +1,9 @@
-"""How far features have collapsed onto one point per class, and these points onto a simplex.
+"""Neural collapse: how close features are to one point per class, and these points to a simplex.
 
-The measures NC1 and NC3 are Papyan, Han and Donoho's (2020), NC2 is Zhu et al.'s (2021) single number for their two.
-An image with several labels counts once for each: by its feature for that class where the model has one per class, by
-its pooled feature otherwise. Every class weighs the same, however rare; a class without positives is left out.
+NC1 and NC3 are the measures of Papyan, Han and Donoho (2020); NC2 is the single number that Zhu et al. (2021) use for
+their two. An image with several labels counts once for each of them: by its feature for that class if the model has
+one per class, else by its pooled feature. Every class weighs the same, however rare; a class without positives is left
+out.
 """
 
 from collections.abc import Iterable
@@ -21,16 +22,16 @@ NEGLIGIBLE = 1e-10  # singular values of the class means below this share of the
 
 @dataclass(frozen=True)
 class Pairs:
-    """One feature for each image and label it has."""
+    """One feature for each pair of an image and a label of it."""
 
     features: Tensor  # (P, d)
     classes: Tensor  # (P,)
-    images: Tensor  # (P,), counted through the batches
+    images: Tensor  # (P,), numbered across the batches
 
 
 @torch.no_grad()
 def positive_pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Pairs:
-    """Collect the features of all positive labels: h_c where features are per class, else the pooled one each time."""
+    """Collect the features of all positive labels: h_c if features are per class, else the pooled one each time."""
     found, seen = [], 0
     for images, labels in batches:
         features = model(images).features
@@ -39,7 +40,7 @@ def positive_pairs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -
         found.append((own.double(), label, image + seen))
         seen += len(images)
     if not found:
-        raise FedncaError("collapse is measured on images, and there are none")
+        raise FedncaError("neural collapse needs images to be measured on, but there are none; give at least one batch")
     return Pairs(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
@@ -50,7 +51,7 @@ def class_means(pairs: Pairs, num_classes: int) -> Tensor:
 
 
 def classifier_weights(model: nn.Module) -> Tensor | None:
-    """Return the vectors (C, d) that a model's features are compared with; None where layers lie in between."""
+    """Return the vectors (C, d) that a model's features are compared with, or None if there are layers in between."""
     head = model.get_submodule("head")
     if isinstance(head, LADMHead | ETFHead | CosineHead):
         return head.prototypes.detach()
@@ -64,7 +65,7 @@ def classifier_weights(model: nn.Module) -> Tensor | None:
 
 
 def measure_collapse(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float | None]:
-    """Measure a model in evaluation mode on labelled images; None marks what is not defined."""
+    """Measure NC1, NC2 and NC3 of a model in evaluation mode on labelled images; None if not defined."""
     pairs, W = positive_pairs(model, batches), classifier_weights(model)
     num_classes = int(pairs.classes.max()) + 1 if len(pairs.classes) else 0
     M = class_means(pairs, num_classes)
@@ -82,8 +83,8 @@ def measure_collapse(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]])
 def variability(pairs: Pairs, M: Tensor, centred: Tensor) -> float:
     """Return NC1 = tr(Σ_W Σ_B⁺) / C, where Σ_W and Σ_B are within-class and between-class covariances.
 
-    M: class means (C, d), centred: those that exist, about their own mean. With Σ_B = centredᵀ·centred / C, the trace
-    is the mean over classes of E‖(h - μ_c) centred⁺‖² times C, which needs no d x d matrix.
+    M: class means (C, d); centred: those that exist, minus their mean. With Σ_B = centredᵀ·centred / C, the trace is
+    the mean over classes of E‖(h - μ_c) centred⁺‖² times C, which needs no d x d matrix.
     """
     away = (pairs.features - M[pairs.classes]) @ torch.linalg.pinv(centred, rtol=NEGLIGIBLE)
     counts = pairs.classes.bincount(minlength=len(M)).double()
@@ -99,5 +100,5 @@ def distance_to_simplex(centred: Tensor) -> float:
 
 
 def distance_to_classifier(centred: Tensor, W: Tensor) -> float | None:
-    """Return NC3 = ‖M/‖M‖ - W/‖W‖‖² of centred class means and classifier, both (C, d); None where W is 0."""
+    """Return NC3 = ‖M/‖M‖ - W/‖W‖‖² of centred class means and classifier, both (C, d); None if W is 0."""
     return float((centred / centred.norm() - W / W.norm()).square().sum()) if W.any() else None

@@ -1,33 +1,33 @@
-"""What a user can mend: raised with one sentence that names the thing, the value and the way out."""
+"""Errors that a user can fix; each message is one sentence that names the thing, the value and the way out."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MOST_LISTED = 15  # beyond that, only the nearest names are told
+MOST_LISTED = 15  # with more names than that, only the nearest ones are listed
 
 
 class FedncaError(Exception):
-    """Something the caller can mend; the command line prints its one sentence and exits with code 2."""
+    """Something that the caller can fix; the command line prints its one sentence and exits with code 2."""
 
 
 class UnfitEngineError(FedncaError):
-    """An engine cannot execute this run; the message says why, as the end of a sentence."""
+    """An engine cannot do this run; the message says why, in words that end a sentence."""
 
 
 class InUseError(FedncaError):
-    """A folder that another process works in."""
+    """Another process is working in this folder."""
 
 
 class ChangedDataError(FedncaError):
-    """Data of a site that are not those it began a run with."""
+    """A site's data have changed since it began the run."""
 
 
 class RunFailedError(FedncaError):
-    """A run that could not go on (a non-finite loss, a full disk); what was done so far is on disk."""
+    """A run could not continue (a non-finite loss, a full disk); what it has done so far is on disk."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], lister: str = "") -> FedncaError:
-    """Build the error for a name that is not known, with the nearest known ones, or the command that lists all.
+    """Build the error for an unknown name, with the known ones, or the nearest, or the command that lists them.
 
     >>> unknown_name("method", "fednca", ["fedavg", "fednca-ml"])
     FedncaError("method 'fednca' is not known; did you mean 'fednca-ml'? (known: fedavg, fednca-ml)")

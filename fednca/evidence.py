@@ -1,6 +1,6 @@
-"""Where in an image a model finds a class: its own attention where it has one, Grad-CAM otherwise.
+"""Where in an image a model finds a class: by its own attention if it has one, else by Grad-CAM.
 
-Models are expected in evaluation mode, images normalised as in training.
+Give models in evaluation mode, and images normalised as in training.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from fednca.models.ladm import LADM
 
 
 def find_attention(model: nn.Module) -> LADM | None:
-    """Return the label-aware attention of a model's head, where it has one."""
+    """Return the label-aware attention (LADM) of a model's head, or None."""
     return next((part for part in model.get_submodule("head").modules() if isinstance(part, LADM)), None)
 
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, images: Tensor) -> Tensor | None:
-    """Return where each attention head looks for each class: (B, heads, C, H', W'), adding up to 1 over a map.
+    """Return where each attention head looks for each class: maps (B, heads, C, H', W') that each add up to 1.
 
-    None where the head has no label-aware attention.
+    None if the model's head has no label-aware attention.
     """
     attention = find_attention(model)
     if attention is None:
@@ -32,8 +32,8 @@ def attention_maps(model: nn.Module, images: Tensor) -> Tensor | None:
 def grad_cam(model: nn.Module, images: Tensor, classes: Sequence[int]) -> Tensor:
     """Return Grad-CAM (Selvaraju et al., 2017) of the logits on the backbone's last map: (B, len(classes), H', W').
 
-    A map is relu(Σ_d α_d F_d), where α_d is the mean over positions of the logit's gradient; the head alone is
-    differentiated, so nothing of the backbone is kept for it.
+    A map is relu(Σ_d α_d F_d), where α_d is the mean over positions of the logit's gradient. Only the head is
+    differentiated, so no activations of the backbone are kept.
     """
     with torch.inference_mode(False), torch.no_grad():
         feature_map = model.get_submodule("backbone")(images)
@@ -52,9 +52,9 @@ def _cam(feature_map: Tensor, logits: Tensor) -> Tensor:
 
 
 def evidence(model: nn.Module, images: Tensor, classes: Sequence[int]) -> Tensor:
-    """Return maps of the images' size, the largest value of each being 1 unless all are 0: (B, len(classes), H, W).
+    """Return maps of the images' size, each scaled to a maximum of 1 unless it is 0: (B, len(classes), H, W).
 
-    Attention is the mean over its heads.
+    Attention is averaged over its heads.
     """
     attention = attention_maps(model, images)
     maps = grad_cam(model, images, classes) if attention is None else attention.mean(dim=1)[:, list(classes)]

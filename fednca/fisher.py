@@ -1,8 +1,8 @@
-"""The empirical Fisher diagonal of a local loss: the mean over samples of the squared gradients of each one's loss.
+"""The empirical Fisher diagonal of a local loss: the squared gradients of each sample's loss, averaged over samples.
 
-Per-sample gradients of a whole model are as many times the model as there are samples. Where all trained weights are
-those of convolutions, linear layers and BatchNorms, one backward pass over a batch gives what every layer needs to
-square its own gradients, layer by layer; any other model is differentiated sample by sample, a few at once.
+The gradients of n samples take n times the memory of the model. If all trained weights are those of convolutions,
+linear layers and BatchNorms, one backward pass over a batch gives every layer what it needs to square its own
+gradients. Any other model is differentiated sample by sample, a few at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ Squares = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # of a layer
 
 
 def fisher_sums(learner: "Method", local: "Local", images: Tensor, labels: Tensor) -> "Tensors":
-    """Return the sums over a batch of the squared per-sample gradients of the learner's loss, by name of weight."""
+    """Return each weight's squared per-sample gradients of the learner's loss, summed over a batch, by name."""
     local.model.eval()  # BatchNorm would mix the samples
     weights = {name: weight.detach() for name, weight in local.weights.items()}
     totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -60,7 +60,7 @@ class LocalLoss(nn.Module):
 def add_by_samples(
     totals: "Tensors", learner: "Method", local: "Local", weights: "Tensors", images: Tensor, labels: Tensor
 ) -> None:
-    """Add the squared gradients of a batch's samples, differentiating the whole model for each."""
+    """Add the squared gradients of a batch's samples by differentiating the whole model for each one."""
     loss = LocalLoss(learner, local)
 
     def loss_of_one(weights: "Tensors", image: Tensor, label: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def add_by_samples(
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Keep attention to elementary operations, since its fused kernels cannot be mapped over samples."""
+    """Let attention use elementary operations only, since its fused kernels cannot be mapped over samples."""
     with GLOBAL:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -93,7 +93,7 @@ def plain_attention() -> Iterator[None]:
 
 
 def layers_tell(local: "Local") -> bool:
-    """Whether all trained weights are those of layers that can square their own gradients."""
+    """Return whether all trained weights belong to layers that can square their own gradients."""
     return isinstance(local.model, Classifier) and all(squares_of(layer) for layer in trained_layers(local).values())
 
 
@@ -103,7 +103,7 @@ def trained_layers(local: "Local") -> dict[str, nn.Module]:
 
 
 def squares_of(layer: nn.Module) -> Squares | None:
-    """Return what squares a layer's gradients, if anything can."""
+    """Return the function that squares a layer's gradients, or None if there is none."""
     if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
         return None if isinstance(layer.padding, str) else squares_of_convolution
     return {nn.Linear: squares_of_linear, nn.BatchNorm2d: squares_of_batch_norm}.get(type(layer))
@@ -122,9 +122,9 @@ def squares_of_convolution(layer: nn.Module, x: Tensor, δ: Tensor) -> dict[str,
 
 
 def patches_of(layer: nn.Conv2d, x: Tensor, size: torch.Size) -> Tensor:
-    """View what a convolution sees of x (B, Cin, H, W) at each place of its output: (B, H', W', R, S, Cin).
+    """View what a convolution sees of x (B, Cin, H, W) at each position of its output: (B, H', W', R, S, Cin).
 
-    `F.unfold` copies one sample after the other; this is one copy of all, whose numbers lie channels last as x does.
+    `F.unfold` copies one sample after the other; this copies all at once, in channels-last order like x.
     """
     assert not isinstance(layer.padding, str)
     (top, left), (down, right), (r, s) = layer.padding, layer.stride, layer.dilation
@@ -162,14 +162,14 @@ def sum_of_squares(gradients: Tensor) -> Tensor:
 
 
 def at_least_float(tensor: Tensor) -> torch.dtype:
-    """Return the type to add up in."""
+    """Return the dtype for sums: the tensor's own, but at least float32."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def add_by_layers(
     totals: "Tensors", learner: "Method", local: "Local", weights: "Tensors", images: Tensor, labels: Tensor
 ) -> None:
-    """Add the squared gradients of a batch's samples, layer by layer while the batch is differentiated once."""
+    """Add the squared gradients of a batch's samples layer by layer, in one backward pass over the batch."""
 
     calls: list[str] = []
     first: list[Tensor] = []  # what is before or behind layers with nothing trained before them
@@ -207,7 +207,7 @@ def add_by_layers(
 
 @contextmanager
 def instead(module: nn.Module, forward: Forward) -> Iterator[None]:
-    """Let a module do something else in its forward pass."""
+    """Replace a module's forward pass for the length of a block."""
     vars(module)["forward"] = forward
     try:
         yield
@@ -218,7 +218,7 @@ def instead(module: nn.Module, forward: Forward) -> Iterator[None]:
 def gradients_of_losses(
     learner: "Method", local: "Local", output: Output, images: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of every sample's own loss by its logits and its features."""
+    """Return the gradients of every sample's own loss with respect to its logits and its features."""
 
     def loss_of_one(logits: Tensor, features: Tensor, image: Tensor, label: Tensor) -> Tensor:
         given = Given(Output(logits[None], None, features[None]))
@@ -231,7 +231,7 @@ def gradients_of_losses(
 
 
 class Given(nn.Module):
-    """A model whose output is known already."""
+    """A model whose output is already known."""
 
     def __init__(self, output: Output) -> None:
         """Take the output."""

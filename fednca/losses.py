@@ -1,9 +1,9 @@
-"""The paper's equations and their released counterparts, as pure functions of tensors.
+"""The losses of the paper's equations and of its authors' code ("released"), as pure functions of tensors.
 
-Shapes: logits (B, C); similarity A (B, C, C) with A[c, r] = h_c·m_r; labels y (B, C) multi-hot, where -1 marks an
-unknown label, which is neither positive nor negative; a batch without any known label, an empty one too, has loss 0.
-Everything is computed in float32 at least, whatever autocast says, and without control flow on data, so that a CUDA
-graph can capture it.
+Shapes: logits (B, C); similarity A (B, C, C) with A[c, r] = h_c·m_r, the feature of class c times the vector of class
+r; labels y (B, C): 1 present, 0 absent, -1 unknown. An unknown label is neither positive nor negative, and a batch
+without known labels has loss 0. Everything is computed in float32 or more, even under autocast, and without branches
+on data, so that a CUDA graph can capture it.
 """
 
 import math
@@ -18,12 +18,12 @@ from fednca.models.heads import Output
 
 
 def bce(logits: Tensor, y: Tensor) -> Tensor:
-    """Binary cross-entropy, the mean over all known labels."""
+    """Return the binary cross-entropy, averaged over all known labels."""
     return bce_sum(logits, y) * len(y) / (y >= 0).sum().clamp(min=1)
 
 
 def bce_sum(logits: Tensor, y: Tensor) -> Tensor:
-    """Binary cross-entropy as released: the sum over a sample's known labels, the mean over samples."""
+    """Return the binary cross-entropy as in the authors' code: summed over known labels, averaged over samples."""
     logits = _precise(logits)
     target = y.clamp(min=0).to(logits.dtype)
     known = (y >= 0).to(logits.dtype)
@@ -31,7 +31,7 @@ def bce_sum(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def balanced_bce(logits: Tensor, y: Tensor) -> Tensor:
-    """Half the mean of BCE over the positive pairs plus half its mean over the negative ones."""
+    """Return the class-balanced BCE: half its mean over positive labels plus half its mean over negative ones."""
     logits = _precise(logits)
     _check_labels(y, logits.shape)
     terms = ((y == 1, F.softplus(-logits)), (y == 0, F.softplus(logits)))  # -log σ(a), -log(1 - σ(a))
@@ -40,7 +40,11 @@ def balanced_bce(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def asymmetric(logits: Tensor, y: Tensor, gamma_neg: float = 4.0, gamma_pos: float = 0.0, clip: float = 0.05) -> Tensor:
-    """Asymmetric loss (Ridnik et al., 2021), the mean over known pairs: easy negatives count less, the easiest not."""
+    """Return the asymmetric loss (Ridnik et al., 2021), averaged over known labels: easy negatives count less.
+
+    Larger gamma_neg and gamma_pos make easy negatives and positives count less. Negatives with a probability up to
+    `clip` do not count at all.
+    """
     logits = _precise(logits)
     _check_labels(y, logits.shape)
     p = logits.sigmoid()
@@ -57,9 +61,9 @@ CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "balanced
 
 
 def negative_rejection(A: Tensor, y: Tensor, tau: float = 0.3) -> Tensor:
-    """Push the features of absent classes away from every foreign prototype they resemble (eq. 12)."""
+    """Push the features of absent classes away from the other classes' vectors that they resemble (eq. 12)."""
     if not 0 < tau < 1:
-        raise FedncaError(f"tau is {tau}, which is no probability to be surer than; give a number between 0 and 1")
+        raise FedncaError(f"tau is {tau}, but it is a threshold for probabilities; give a number between 0 and 1")
     A = _precise(A)
     num_classes = A.shape[-1]
     foreign = ~torch.eye(num_classes, dtype=torch.bool, device=A.device)
@@ -70,29 +74,30 @@ def negative_rejection(A: Tensor, y: Tensor, tau: float = 0.3) -> Tensor:
 
 
 def positive_contrast(A: Tensor, y: Tensor) -> Tensor:
-    """Pull the feature of each present class closer to its own prototype than to the others (eq. 13)."""
+    """Pull the feature of each present class closer to its own vector than to the others (eq. 13)."""
     return _mean_over_classes(_own_prototype_loss(_precise(A)), y == 1)
 
 
 def negative_rejection_released(A: Tensor, y: Tensor, scale: Tensor, bias: Tensor, tau: float = 0.3) -> Tensor:
-    """Apply a hinge to the most confident prototype of each absent class, for the n hardest of the batch only.
+    """Return negative rejection as in the authors' code: a hinge on each absent class's most confident class vector.
 
-    scale: (), bias: (C,), those of the affine logits; n is the number of positive pairs in the batch.
+    Only the n hardest of the batch count, where n is its number of positive labels.
+    scale: (), bias: (C,), those of the affine logits.
     """
     A = _precise(A)
     _check_labels(y, A.shape[:2])
     confidence = (scale * A + bias).amax(dim=-1).sigmoid()
     hinge = F.relu(confidence - tau) * (y == 0)
-    # n depends on the data: ranking all pairs keeps the shapes fixed, which topk(n) would not
+    # n depends on the data: sorting all pairs keeps the shapes fixed, which topk(n) would not.
     hardest = hinge.flatten().sort(descending=True).values
     kept = torch.arange(hardest.numel(), device=A.device) < (y == 1).sum()
     return (hardest * kept).sum() / max(1, len(y))
 
 
 def positive_contrast_released(features: Tensor, y: Tensor, prototypes: Tensor, temperature: float = 0.07) -> Tensor:
-    """Cross-entropy of each present class's cosines with all prototypes, summed over classes, mean over samples.
+    """Return positive contrast as in the authors' code: cross-entropy of a present class's cosines with all vectors.
 
-    features: (B, C, d), prototypes: (C, d).
+    It is summed over classes and averaged over samples. features: (B, C, d), prototypes: (C, d).
     """
     with torch.autocast(features.device.type, enabled=False):
         features = _precise(features)
@@ -110,7 +115,7 @@ def objective(
     tau: float = 0.3,
     criterion: Callable[[Tensor, Tensor], Tensor] = bce,
 ) -> dict[str, Tensor]:
-    """Return the weighted terms of the paper's objective, those of weight 0 left out."""
+    """Return the weighted terms of the paper's objective, without those of weight 0."""
     terms = {"bce": criterion(output.logits, y)}
     if lambda1:
         terms["neg"] = lambda1 * negative_rejection(_similarity(output), y, tau)
@@ -131,7 +136,7 @@ def objective_released(
     tau: float = 0.3,
     criterion: Callable[[Tensor, Tensor], Tensor] = bce_sum,
 ) -> dict[str, Tensor]:
-    """Return the weighted terms of the released objective, those of weight 0 left out."""
+    """Return the weighted terms of the objective in the authors' code, without those of weight 0."""
     terms = {"bce": criterion(output.logits, y)}
     if lambda1:
         terms["neg"] = lambda1 * negative_rejection_released(_similarity(output), y, scale, bias, tau)
@@ -141,9 +146,11 @@ def objective_released(
 
 
 def _check_labels(y: Tensor, shape: torch.Size) -> None:
-    """Refuse labels that would be broadcast."""
+    """Refuse labels of another shape, which would be broadcast."""
     if y.shape != shape:
-        raise FedncaError(f"labels of shape {tuple(y.shape)} are not of the scores' shape {tuple(shape)}")
+        raise FedncaError(
+            f"labels of shape {tuple(y.shape)} do not fit scores of shape {tuple(shape)}; give one label per score"
+        )
 
 
 def _precise(x: Tensor) -> Tensor:
@@ -152,7 +159,10 @@ def _precise(x: Tensor) -> Tensor:
 
 def _similarity(output: Output) -> Tensor:
     if output.similarity is None:
-        raise FedncaError("this head has one feature for all classes; set lambda1 and lambda2 to 0 or use a LADM head")
+        raise FedncaError(
+            "this head has one feature for all classes; set lambda1 and lambda2 to 0, or use a head with LADM "
+            "(attention that reads one feature per class)"
+        )
     return output.similarity
 
 

@@ -1,4 +1,4 @@
-"""Multi-label metrics that leave out, and say so, the classes for which they are not defined."""
+"""Multi-label metrics; where one is not defined for a class, it is NaN and left out of the mean."""
 
 import itertools
 import math
@@ -14,10 +14,10 @@ from fednca.errors import FedncaError
 
 @dataclass(frozen=True)
 class Metrics:
-    """Means over classes (macro) and over all known (sample, class) pairs (micro); NaN marks what is not defined.
+    """Metrics over classes (macro: their mean) and over all known pairs of sample and class (micro).
 
-    A class with one label value only has no AUC, a class without positives neither F1 nor AP: its entry in
-    `class_…` is NaN and the mean leaves it out.
+    A class whose known labels are all the same has no AUC, and a class without positives has neither F1 nor AP. Its
+    entry in `class_…` is NaN, and the mean leaves it out.
     """
 
     macro_auc: float
@@ -30,7 +30,7 @@ class Metrics:
     class_ap: tuple[float, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the metrics ready for JSON, NaN as None."""
+        """Return the metrics ready for JSON, with None for NaN."""
         return {
             name: [_json(v) for v in value] if isinstance(value, tuple) else _json(value)
             for name, value in asdict(self).items()
@@ -38,22 +38,22 @@ class Metrics:
 
 
 def multilabel_metrics(probabilities: Tensor, labels: Tensor, thresholds: float | Tensor = 0.5) -> Metrics:
-    """Compare probabilities (N, C) with labels (N, C), multi-hot with -1 for unknown.
+    """Compare probabilities (N, C) with labels (N, C): 1 present, 0 absent, -1 unknown.
 
-    thresholds: one for all classes or (C,); p > threshold counts as positive.
+    thresholds: one for all classes, or (C,); p > threshold counts as positive.
     """
     probabilities = probabilities.detach()
-    if not len(labels):  # as one image of which nothing is known: there is nothing to rank
+    if not len(labels):  # same as one image with unknown labels: there is nothing to rank
         probabilities, labels = (torch.full((1, labels.shape[1]), value, device=labels.device) for value in (0.0, -1))
     if not ((probabilities >= 0) & (probabilities <= 1)).all():
-        raise FedncaError("probabilities outside [0, 1] or not finite cannot be scored; apply a sigmoid to logits")
+        raise FedncaError("probabilities are outside [0, 1] or not finite; apply a sigmoid to logits first")
     known, positive = labels >= 0, labels == 1
     f1 = _f1_scores(probabilities, known, positive, thresholds)
     auc, ap = _rankings(probabilities, positive, known)
     together = [each.reshape(-1, 1) for each in (probabilities, positive, known)]
     micro_auc, _ = _rankings(*together)
     means = torch.stack([auc.nanmean(), micro_auc[0], ap.nanmean()])
-    found, class_auc, f1_found, class_ap = _to_host(means, auc, f1, ap)  # waits for the device once
+    found, class_auc, f1_found, class_ap = _to_host(means, auc, f1, ap)  # one copy: waits for the device once
     macro_auc, micro, mean_ap = found
     return Metrics(
         macro_auc=macro_auc,
@@ -66,7 +66,7 @@ def multilabel_metrics(probabilities: Tensor, labels: Tensor, thresholds: float 
 
 
 def at_thresholds(metrics: Metrics, probabilities: Tensor, labels: Tensor, thresholds: Tensor) -> Metrics:
-    """Return the metrics of the same scores with F1 at other thresholds; rankings have none."""
+    """Return the metrics of the same scores with F1 at other thresholds; AUC and AP do not depend on them."""
     return replace(metrics, **_named(_f1_scores(probabilities, labels >= 0, labels == 1, thresholds).tolist()))
 
 
@@ -90,8 +90,8 @@ def _rankings(probabilities: Tensor, positive: Tensor, known: Tensor) -> tuple[T
     p, order = probabilities.masked_fill(~known, -1).sort(dim=0, descending=True)  # unknown ones come last
     tp, claimed = (each.gather(0, order).double().cumsum(dim=0) for each in (positive & known, known))
     fp = claimed - tp
-    # Tied probabilities fall on one side of every threshold: a step of the curve leads from the end of one group of
-    # equals to the end of the next.
+    # Equal probabilities fall on the same side of every threshold, so a step of the curve goes from the end of one
+    # group of equals to the end of the next.
     starts = F.pad(p.diff(dim=0) != 0, (0, 0, 1, 0), value=True)
     ends = F.pad(starts[1:], (0, 0, 0, 1), value=True)
     tp_before, fp_before = (_before_group(each, starts) for each in (tp, fp))
@@ -102,18 +102,18 @@ def _rankings(probabilities: Tensor, positive: Tensor, known: Tensor) -> tuple[T
 
 
 def _before_group(counts: Tensor, starts: Tensor) -> Tensor:
-    """Return, for each row of growing counts (N, C), the count before its group of equals began."""
+    """Return, for each row of running counts (N, C), the count before its group of equal probabilities."""
     before = F.pad(counts[:-1], (0, 0, 1, 0))
     return (before * starts).cummax(dim=0).values
 
 
 def _f1(true_positives: Tensor, claims: Tensor, positives: Tensor) -> Tensor:
-    """Return 2·TP / (2·TP + FP + FN) in float64, NaN without positives."""
+    """Return 2·TP / (2·TP + FP + FN) in float64, or NaN without positives."""
     return (2 * true_positives.double() / claims).where(positives > 0, math.nan)
 
 
 def _to_host(*tensors: Tensor) -> list[list[float]]:
-    """Return vectors as lists, copied at once."""
+    """Return vectors as lists, with a single copy from the device."""
     joined: list[float] = torch.cat(tensors).tolist()
     ends = list(itertools.accumulate(len(tensor) for tensor in tensors))
     return [joined[end - len(tensor) : end] for tensor, end in zip(tensors, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client): never global, never dependent on order."""
+"""Random numbers as a function of (seed, purpose, round, client): no global state, and no dependence on order."""
 
 import hashlib
 import os
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 
-GLOBAL = threading.RLock()  # whoever uses torch's global generators or switches holds this: all threads share them
-if hasattr(os, "register_at_fork"):  # a process forked while another thread holds it could never have it
+GLOBAL = threading.RLock()  # hold it to use torch's global generators or switches, which all threads share
+if hasattr(os, "register_at_fork"):  # if another thread held it during a fork, the child could never get it
     os.register_at_fork(before=GLOBAL.acquire, after_in_parent=GLOBAL.release, after_in_child=GLOBAL.release)
 
 

@@ -68,7 +68,7 @@ def told(capsys):
         ("run demo --data.train_singles 1000", "1000 singles"),
         ("run demo --data.val_singles 0 --data.val_pairs 0", "digits has no validation images"),
         ("run demo --data.test_singles 0 --data.test_pairs 0", "digits has no test images"),
-        ("run demo --gamma 0.05", "gamma 0.05 of 10 classes is less than one class"),
+        ("run demo --gamma 0.05", "is 0.05, but of 10 classes this is less than one class"),
         ("run demo --betas 0.9,2", "setting 'train.betas' should be less than 1, not '2'"),
         ("run demo --betas 0.9,high", "setting 'train.betas' should be a valid number, not 'high'"),
         ("run demo --threads 99999999999999999999", "'threads' should be less than or equal to 1024"),
@@ -81,7 +81,7 @@ def told(capsys):
         ("--nope", "flag '--nope' is not known"),
         ("--nope run demo", "flag '--nope' is not known"),
         ("--nope methods", "argument '--nope' is not known"),
-        ("run demo --clients 2000", "images cannot give 2000 clients"),
+        ("run demo --clients 2000", "images are too few to give 2000 clients"),
         ("run demo --pretrained no.safetensors", "weight file 'no.safetensors'"),
         ("run cifar10-0.5", "cifar10 lacks 'data/cifar10/cifar-10-batches-bin/data_batch_1.bin'"),
         ("partition demo --clients 1", "1 clients with 5 classes each cannot hold all 10 classes"),
@@ -307,11 +307,11 @@ def test_data_is_prepared_as_a_run_would_read_it(capsys, tmp_path):
     )
     words = ["data", "prepare", "folder", "--root", str(tmp_path), "--image-size", "16", "--cache", str(tmp_path / "c")]
     assert main(words) == 2
-    assert "labels.csv' is not there; put it there, or name another by the option `table`" in capsys.readouterr().err
+    assert "labels.csv' is not there; put it there, or name another with the option `table`" in capsys.readouterr().err
     words += ["--data.table", "mine.csv", "--data.label-column", "finding", "--data.separator", ";"]
     words += ["--data.split-column", "part"]
     assert main(words) == 2
-    assert "8.png' is not an image of a known kind" in capsys.readouterr().err
+    assert "8.png' is not an image of a known format" in capsys.readouterr().err
     assert main([*words, "--on-corrupt", "skip"]) == 0
     *_, note, ready = capsys.readouterr().out.splitlines()
     assert note.startswith("images left out because they cannot be read: 1, listed in '")

@@ -301,7 +301,7 @@ def test_labels_of_another_shape_are_refused_and_not_broadcast(cut):
         "positive, released": lambda: positive_contrast_released(A, y, torch.eye(3)),
     }
     for call in calls.values():
-        with pytest.raises(FedncaError, match=r"labels of shape .* are not of the scores' shape \(4, 3\)"):
+        with pytest.raises(FedncaError, match=r"labels of shape .* do not fit scores of shape \(4, 3\)"):
             call()
 
 

@@ -1,1 +1,1 @@
-"""From a source's files to a federation: sources → compose → splits → partition → Federation."""
+"""From the files of a dataset to a federation: read them, split them, and deal the images to clients."""

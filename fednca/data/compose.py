@@ -1,4 +1,4 @@
-"""Multi-label composites of single-label images: one or two of them on a black canvas of twice the side."""
+"""Multi-label images made from single-label ones: one or two of them on a black canvas of twice their side."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -18,9 +18,9 @@ def compose(
     pairs: int,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
-    """Compose `singles` canvases per class (None: every image once), then `pairs` per unordered pair of classes.
+    """Make `singles` canvases of one image per class (None: every image once), and `pairs` of two per pair of classes.
 
-    A source image is a single at most once; it may serve any number of pairs.
+    A source image stands alone on at most one canvas, but may be part of any number of pairs.
     images: (N, h, w) or (N, h, w, 1 or 3); labels: (N,) → canvases (M, 2h, 2w, 3), multi-hot labels (M, C).
     """
     labels = np.asarray(labels, np.intp)
@@ -41,7 +41,7 @@ def compose(
 
 
 def composite_counts(class_counts: Sequence[int], singles: int | None, pairs: int) -> tuple[int, NDArray[np.float64]]:
-    """Foretell what `compose` makes of that many source images per class: its size, and each class's prevalence."""
+    """Return how many canvases `compose` would make, and the share of them that show each class, (C,)."""
     alone = np.array([count if singles is None else singles for count in class_counts])
     partners = len(alone) - 1
     total = int(alone.sum()) + pairs * len(alone) * partners // 2
@@ -51,7 +51,7 @@ def composite_counts(class_counts: Sequence[int], singles: int | None, pairs: in
 def _draw_singles(members: list[NDArray[np.intp]], singles: int, rng: np.random.Generator) -> NDArray[np.intp]:
     for c, rows in enumerate(members):
         if len(rows) < singles:
-            raise FedncaError(f"class {c} has {len(rows)} source images for {singles} singles; ask for fewer singles")
+            raise FedncaError(f"class {c} has only {len(rows)} source images for {singles} singles; ask for fewer")
     return np.concatenate([rng.permutation(rows)[:singles] for rows in members])
 
 
@@ -60,7 +60,7 @@ def _draw_pairs(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     for c, rows in enumerate(members):
         if pairs and not len(rows):
-            raise FedncaError(f"class {c} has no source image for {pairs} composites per pair; set pairs to 0")
+            raise FedncaError(f"class {c} has no source image for its {pairs} composites per pair; set pairs to 0")
     chosen = [
         (rng.choice(members[a], pairs), rng.choice(members[b], pairs))
         for a, b in combinations(range(len(members) if pairs else 0), 2)
@@ -72,7 +72,7 @@ def _draw_pairs(
 def _place(
     images: NDArray[np.uint8], sources: NDArray[np.intp], far: NDArray[np.bool_], rng: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """Put each source image near the bottom-right corner (where `far`) or the top-left one, jittered inwards."""
+    """Put each source image near the bottom-right corner (if `far`) or the top-left one, shifted inwards at random."""
     height, width = images.shape[1:3]
     colour = images if images.ndim == 4 else images[..., None]
     canvases = np.zeros((len(sources), 2 * height, 2 * width, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""A dataset dealt to clients: what the engines train on, select on and test on."""
+"""A dataset dealt to clients: what each of them trains on, and what models are validated and tested on."""
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -27,9 +27,9 @@ from fednca.randomness import numpy_rng
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The rows of an image store that serve one purpose, and which client holds which of them.
+    """The images for one purpose, training or validation, and which client holds which of them.
 
-    rows: (n,), rows of `split`, those the partition leaves out too; partition: of `split.labels[rows]`.
+    rows: (n,), rows of `split`, including those that no client holds; partition: who holds which entry of `rows`.
     """
 
     split: Split
@@ -42,20 +42,21 @@ class Share:
         return self.rows[own], self.partition.client_labels(self.split.labels[self.rows], k)
 
     def union(self) -> tuple[NDArray[np.intp], NDArray[np.int8]]:
-        """Return the rows and labels of all clients, one after the other."""
+        """Return the rows and labels of all clients, one client after the other."""
         rows, labels = zip(*map(self.client, range(len(self.partition.clients))), strict=True)
         return np.concatenate(rows), np.concatenate(labels)
 
     def everything(self) -> tuple[NDArray[np.intp], NDArray[np.int8]]:
-        """Return all rows, those no client holds too, with their labels as the source gives them."""
+        """Return all rows, including those that no client holds, with their labels as the source gives them."""
         return self.rows, self.split.labels[self.rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """A dataset, its training images dealt to clients, and its validation images dealt by the same classes and shares.
+    """A dataset with its training and validation images dealt to clients.
 
-    Centralised training uses `train.everything()`; the test split, `dataset.test`, is nobody's.
+    Both are dealt by the same classes and shares, or stay at their sites. Centralised training uses
+    `train.everything()`. No client holds the test split, `dataset.test`.
     """
 
     dataset: Dataset
@@ -63,7 +64,7 @@ class Federation:
     val: Share
 
     def save(self, path: Path) -> None:
-        """Write who holds what, without the images, as an npz file."""
+        """Write who holds which image, without the images, as an npz file."""
         arrays: dict[str, NDArray[np.generic]] = {
             "fingerprint": np.array(fingerprint(self.dataset, self.dataset.train, self.dataset.val)),
             "test/fingerprint": np.array(fingerprint(self.dataset, self.dataset.test)),
@@ -75,22 +76,24 @@ class Federation:
 
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> Self:
-        """Rebuild the federation that `save` wrote over this dataset."""
+        """Rebuild the federation that `save` wrote for this dataset."""
         arrays = read_partition(path, "fingerprint")
         known = fingerprint(dataset, dataset.test)
-        same_test = str(arrays.get("test/fingerprint", known)) == known  # older runs have not written it
+        same_test = str(arrays.get("test/fingerprint", known)) == known  # older runs lack it
         if str(arrays["fingerprint"]) != fingerprint(dataset, dataset.train, dataset.val) or not same_test:
-            raise FedncaError(f"'{path}' deals out other labels than those of {dataset.name}; load the data it was for")
+            raise FedncaError(
+                f"'{path}' was made for other labels than those of {dataset.name}; load the data that it was made for"
+            )
 
         def share(part: str, split: Split) -> Share:
             own = {
                 name.removeprefix(f"{part}/"): array for name, array in arrays.items() if name.startswith(f"{part}/")
             }
             if not own.keys() >= {"rows", "owner", "reasons", "classes", "proportions", "unmatched"}:
-                raise FedncaError(f"'{path}' is damaged: it lacks arrays of the {part} images")
+                raise FedncaError(f"'{path}' is damaged: it lacks arrays of the {part} images; start the run again")
             rows = own["rows"].astype(np.intp)
             if len(rows) != len(own["owner"]) or rows.min(initial=0) < 0 or rows.max(initial=0) >= len(split):
-                raise FedncaError(f"'{path}' is damaged: its rows are not those of the {part} images")
+                raise FedncaError(f"'{path}' is damaged: its rows do not fit the {part} images; start the run again")
             return Share(split, rows, from_arrays(own))
 
         return cls(dataset, share("train", dataset.train), share("val", _val_split(dataset)))
@@ -110,7 +113,9 @@ def build_federation(
 ) -> Federation:
     """Deal a dataset to clients; without a validation split, `val_fraction` of the training images becomes one.
 
-    kind "natural": every site of the dataset is a client; `clients`, `beta`, `gamma` and `unmatched` do not count.
+    kind "dirichlet": `clients` clients at random. Each holds the share `gamma` of all classes; `beta` is the Dirichlet
+    concentration of the shares in which images go to clients: the smaller, the more uneven.
+    kind "natural": every site of the dataset is a client, and `clients`, `beta`, `gamma` and `unmatched` are ignored.
     """
     if kind not in get_args(Kind):
         raise unknown_name("partition kind", kind, get_args(Kind))
@@ -139,10 +144,10 @@ def build_federation(
 def hold_out(
     split: Split, fraction: float, seed: int, *, by_site: bool = False, purpose: str = "hold out validation"
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Set about `fraction` of a split aside at random, never part of a group: (rows that stay, rows set aside).
+    """Set aside about `fraction` of a split at random, in whole groups; return (rows that stay, rows set aside).
 
-    With `by_site`, about that share of every site; a group counts for the site of its first image. A site of one group
-    keeps it and sets nothing aside.
+    With `by_site`, set aside about that share of each site, and at least one group. A group belongs to the site of its
+    first image. A site with a single group keeps it.
     """
     if not 0 < fraction < 1:
         raise FedncaError(f"val_fraction is {fraction}; give a number between 0 and 1")
@@ -154,23 +159,23 @@ def hold_out(
     for site in np.unique(home):
         own = order[home[order] == site]
         within = np.count_nonzero(sizes[own].cumsum() <= round(fraction * sizes[own].sum()))
-        aside[own[: min(max(1, within), len(own) - 1)]] = True  # one stays to train on
+        aside[own[: min(max(1, within), len(own) - 1)]] = True  # keep one for training
     return np.flatnonzero(~aside[unit]), np.flatnonzero(aside[unit])
 
 
 def without_validation(federation: Federation) -> list[str]:
-    """Name the sites of a natural partition that have no validation images."""
+    """Return the names of the sites that have no validation images, for a natural partition."""
     clients = federation.val.partition.clients
     return [name for name, rows in zip(federation.dataset.sites, clients, strict=True) if not len(rows)]
 
 
 def fingerprint(dataset: Dataset, *splits: Split | None) -> str:
-    """Digest what a federation is built from: the classes, and the labels, groups and sites of splits."""
+    """Return a digest of what a federation is built from: the classes, and the splits' labels, groups and sites."""
     digest = blake2b(repr(dataset.classes).encode(), digest_size=16)
     for split in splits:
         for array in () if split is None else (split.labels, split.groups):
             digest.update(b"none" if array is None else f"{array.shape}".encode() + array.tobytes())
-        # Only where there are any: data without sites keeps the fingerprint that older runs have written.
+        # Data without sites keeps the fingerprint that older runs have written.
         if split is not None and split.sites is not None:
             digest.update(repr(dataset.sites).encode() + split.sites.tobytes())
     return digest.hexdigest()
@@ -185,7 +190,7 @@ def _groups(split: Split, rows: NDArray[np.intp]) -> NDArray[np.int64] | None:
 
 
 def _validation(dataset: Dataset, rows: NDArray[np.intp], train: Partition, kind: Kind, seed: int) -> Share:
-    """Leave validation images at the site that has them; where no site is known, deal them as the training images."""
+    """Leave validation images at their sites if these are known; else deal them like the training images."""
     split = _val_split(dataset)
     if kind == "natural" and split.sites is not None:
         own = _leave_at_sites(dataset, split, rows)
@@ -204,8 +209,8 @@ def _validation(dataset: Dataset, rows: NDArray[np.intp], train: Partition, kind
 def _leave_at_sites(dataset: Dataset, split: Split, rows: NDArray[np.intp]) -> Partition:
     if split.sites is None or not dataset.sites:
         raise FedncaError(
-            f"{dataset.name} does not say which site an image is from, so there is no natural partition of it; "
-            "name the column of its table that does, or use kind 'dirichlet'"
+            f"{dataset.name} does not say which site an image comes from, so it has no natural partition; "
+            "name the table's column of sites (site_column), or use kind 'dirichlet'"
         )
     return natural_sites(split.labels[rows], split.sites[rows], len(dataset.sites))
 
@@ -214,9 +219,12 @@ def _check_sites(names: tuple[str, ...], partition: Partition, min_samples: int)
     for name, rows in zip(names, partition.clients, strict=True):
         if len(rows) < min_samples:
             if not len(rows):
-                why = "its images cannot be read, are for test or validation, or of groups that count for another site"
-                raise FedncaError(f"site '{name}' has no training images: {why}; leave it out, or give rows a split")
+                why = "all are unreadable, for validation or test, or in groups that belong to another site"
+                raise FedncaError(
+                    f"site '{name}' has no training images ({why}); "
+                    "set the split of some to 'train', or leave the site out of the data"
+                )
             raise FedncaError(
-                f"site '{name}' has {len(rows)} training images, min_samples is {min_samples}; "
-                "lower min_samples or leave the site out of the data"
+                f"site '{name}' has {len(rows)} training images, but min_samples is {min_samples}; "
+                "lower min_samples, or leave the site out of the data"
             )

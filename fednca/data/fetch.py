@@ -1,4 +1,4 @@
-"""Downloads that can be interrupted: resumed where they stopped, verified, unpacked, and only then put in place."""
+"""Downloads that resume where they stopped; files are checked and unpacked before they are put in place."""
 
 import gzip
 import hashlib
@@ -19,29 +19,29 @@ from fednca.errors import FedncaError
 from fednca.files import explain_write
 
 Progress = Callable[[str, int, int], None]
-"""Hears what is under way, how much of it is done (bytes or images), and how much there is (0: not known)."""
+"""Called with the current step, how much of it is done (bytes or images), and how much there is (0: unknown)."""
 
 CHUNK = 1 << 20
-TIMEOUT = 60  # seconds without a byte
+TIMEOUT = 60  # seconds to wait for the next byte
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class Archive:
-    """An official tar or zip file, and the folder it becomes."""
+    """An official tar or zip file, and the folder that it is unpacked to."""
 
     name: str
     url: str
     checksum: str
-    """As in `md5:c32a…`."""
+    """Algorithm and digest, such as `md5:c32a…`."""
     folder: str
-    """Where its content lies below the root."""
+    """Where its content goes, below the dataset's root."""
     inner: str | None = None
-    """Which folder of the archive that is; left out: the one of the same name."""
+    """Which folder of the archive becomes `folder` ('.': all of it); by default the one of the same name."""
 
 
 def obtain(archive: Archive, root: Path, progress: Progress) -> None:
-    """Download and unpack an archive below `root`, and remove it; nothing is done where its folder stands already."""
+    """Download an archive, unpack it below `root` and delete it; do nothing if its folder is already there."""
     target = root / archive.folder
     if target.exists():
         return
@@ -52,13 +52,16 @@ def obtain(archive: Archive, root: Path, progress: Progress) -> None:
 
 
 def download(url: str, path: Path, *, checksum: str, progress: Progress) -> None:
-    """Download a file by way of `path.partial`, from where an earlier attempt stopped; a file already there is checked.
+    """Download a file, or check the one that is already there.
 
+    The bytes first go to `path.partial`, and a new attempt continues where the last one stopped.
     checksum: `algorithm:hex`, with any algorithm of hashlib.
     """
     if path.exists():
         if digest(path, checksum, progress) != checksum:
-            raise FedncaError(f"'{path}' is not the official file, whose checksum is {checksum}; remove it")
+            raise FedncaError(
+                f"'{path}' is not the official file, whose checksum is {checksum}; delete it and try again"
+            )
         return
     partial = path.with_name(path.name + ".partial")
     with explain_write(path):
@@ -67,12 +70,12 @@ def download(url: str, path: Path, *, checksum: str, progress: Progress) -> None
     found = digest(partial, checksum, progress)
     if found != checksum:
         partial.unlink()
-        raise FedncaError(f"'{url}' arrived with checksum {found} instead of {checksum} and was removed; try again")
+        raise FedncaError(f"'{url}' arrived with checksum {found} instead of {checksum} and was deleted; try again")
     partial.replace(path)
 
 
 def digest(path: Path, like: str, progress: Progress) -> str:
-    """Compute a file's checksum, `algorithm:hex`, by the algorithm of the one it is compared with."""
+    """Return a file's checksum, `algorithm:hex`, by the same algorithm as the checksum `like`."""
     algorithm = like.partition(":")[0]
     summed = hashlib.new(algorithm, usedforsecurity=False)
     total, done = path.stat().st_size, 0
@@ -85,21 +88,21 @@ def digest(path: Path, like: str, progress: Progress) -> str:
 
 
 def unpack(archive: Path, inner: str, target: Path, progress: Progress) -> None:
-    """Unpack a tar or zip file and make its folder `inner` ('.': all of it) the folder `target`, in one step."""
+    """Unpack a tar or zip file, then rename its folder `inner` ('.': all of it) to `target` in one step."""
     workplace = target.with_name(target.name + ".partial")
     shutil.rmtree(workplace, ignore_errors=True)
     try:
         with explain_write(target), archive.open("rb") as file:
             _extract(file, archive, workplace, progress)
             if not (workplace / inner).is_dir():
-                raise FedncaError(f"'{archive}' holds no folder '{inner}'; put the official archive in its place")
+                raise FedncaError(f"'{archive}' has no folder '{inner}'; replace it with the official archive")
             (workplace / inner).rename(target)
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
 
 
 def _receive(url: str, path: Path, partial: Path, progress: Progress) -> None:
-    """Append to the partial file what it lacks; its content is not trusted until its checksum is known."""
+    """Append the missing bytes to the partial file; the caller then checks its checksum."""
     done = partial.stat().st_size if partial.exists() else 0
     response = _open(url, path, done)
     if response is None:
@@ -118,9 +121,9 @@ def _receive(url: str, path: Path, partial: Path, progress: Progress) -> None:
 
 
 def _open(url: str, path: Path, done: int) -> HTTPResponse | None:
-    """Ask for a file from byte `done` on; None where there is nothing beyond it."""
+    """Request a file from byte `done` on; return None if it has no more bytes."""
     request = Request(url, headers={"User-Agent": "fednca"} | ({"Range": f"bytes={done}-"} if done else {}))
-    by_hand = f"try later, or put the file at '{path}' by hand"
+    by_hand = f"try again later, or put the file at '{path}' by hand"
     try:
         response: HTTPResponse = urlopen(request, timeout=TIMEOUT)
     except HTTPError as error:
@@ -134,7 +137,7 @@ def _open(url: str, path: Path, done: int) -> HTTPResponse | None:
 
 
 def _read(response: HTTPResponse, url: str, done: int, total: int) -> bytes:
-    """Read the next chunk, b'' at the end; an end before `total` is an interruption."""
+    """Return the next chunk, or b'' at the end; an end before `total` bytes is an error."""
     try:
         chunk = response.read(CHUNK)
     except (OSError, HTTPException) as error:
@@ -146,7 +149,7 @@ def _read(response: HTTPResponse, url: str, done: int, total: int) -> bytes:
 
 def _stopped(url: str, done: int, total: int, reason: object) -> FedncaError:
     so_far = f"{done} of {total or 'unknown'} bytes"
-    return FedncaError(f"'{url}' stopped after {so_far} ({reason}); run this again to go on from there")
+    return FedncaError(f"the download of '{url}' stopped after {so_far} ({reason}); run this again to continue")
 
 
 def _extract(file: IO[bytes], archive: Path, folder: Path, progress: Progress) -> None:
@@ -159,13 +162,13 @@ def _extract(file: IO[bytes], archive: Path, folder: Path, progress: Progress) -
             with tarfile.open(fileobj=file) as tar:
                 tar.extractall(folder, _tar_members(tar, file, archive, progress), filter="data")
     except BROKEN as error:
-        raise FedncaError(f"'{archive}' cannot be unpacked: {error}; remove it and prepare again") from error
+        raise FedncaError(f"'{archive}' cannot be unpacked ({error}); delete it and run this again") from error
 
 
 def _zip_members(zipped: zipfile.ZipFile, archive: Path, progress: Progress) -> Iterator[str]:
     total = archive.stat().st_size
     for member in zipped.infolist():
-        # zipfile would quietly drop such parts; an archive that has them is not what it claims to be.
+        # zipfile would silently drop such parts of a path; no honest archive has them.
         if member.filename.startswith(("/", "\\")) or ".." in Path(member.filename).parts:
             raise zipfile.BadZipFile(f"its member '{member.filename}' points outside the folder")
         progress(f"{archive.name}, unpacking", member.header_offset, total)

@@ -1,4 +1,4 @@
-"""One image file of any kind to RGB bytes: JPEG, PNG, TIFF and their like with Pillow, DICOM with pydicom."""
+"""Read an image file as 8-bit RGB: JPEG, PNG, TIFF and similar with Pillow, DICOM with pydicom."""
 
 import warnings
 from collections.abc import Sequence
@@ -13,44 +13,44 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from fednca.errors import FedncaError
 from fednca.packages import needed
 
-# Pillow would hand some further formats to other programs (EPS to Ghostscript); nobody's dataset needs them.
+# Pillow hands some other formats to external programs (EPS to Ghostscript); no dataset needs them.
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000", "PPM")
 DICOM_SUFFIXES = (".dcm", ".dicom")
 
 FULL_SCALES = tuple(2**bits - 1 for bits in (8, 10, 12, 14, 16))
-TINY = 1e-9  # the narrowest range of values that is divided by
+TINY = 1e-9  # the smallest range of values to divide by
 
 
 class ImageError(FedncaError):
-    """An image that cannot be read: where it is, and what is wrong with it."""
+    """An image cannot be read; the error has its path and the problem."""
 
     def __init__(self, path: Path, problem: str) -> None:
-        """Name the file, and what is wrong with it in words that follow its name."""
-        super().__init__(path, problem)  # as given, so that it survives the way back from another process
+        """Take the file and its problem, in words that follow the file's name."""
+        super().__init__(path, problem)  # the bare arguments, so that the error can be pickled in a worker process
         self.path, self.problem = path, problem
 
     def __str__(self) -> str:
-        """Return the one sentence."""
+        """Return the error as one sentence."""
         return f"image '{self.path}' {self.problem}; replace the file or leave it out"
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:
     """Decode an image as it is meant to be seen: (H, W, 3).
 
-    EXIF orientation is applied and alpha dropped. Deep grey images (12 or 16 bits in a 16-bit file, or more) are
-    scaled from 0 to the smallest of 2^8-1, 2^10-1, 2^12-1, 2^14-1 and 2^16-1 that holds their maximum, or from 0 to 1
-    where they are floats up to 1. DICOM goes through rescale, window and MONOCHROME1.
+    EXIF rotation is applied and alpha is dropped. Grey images of more than 8 bits are scaled to 8. Their white is
+    taken to be the smallest of 2^8-1, 2^10-1, 2^12-1, 2^14-1 and 2^16-1 that is at least their maximum, or 1 for
+    floats up to 1. For DICOM, the rescaling, the display window and inverted grey (MONOCHROME1) are applied.
     """
     return np.array(_read(path))
 
 
 def read_resized(path: Path, size: int) -> NDArray[np.uint8]:
-    """Decode an image and squash it to a square, bilinear with antialiasing: (size, size, 3)."""
+    """Decode an image and squash it to a square, by antialiased bilinear resampling: (size, size, 3)."""
     return np.array(_read(path).resize((size, size), Image.Resampling.BILINEAR))
 
 
 def resize_array(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Squash images as `read_resized` does: (N, H, W, 3) → (N, size, size, 3); those of that size stay as they are."""
+    """Squash images like `read_resized`, unless they already have that size: (N, H, W, 3) → (N, size, size, 3)."""
     if images.shape[1:3] == (size, size):
         return images
     resized = np.empty((len(images), size, size, 3), np.uint8)
@@ -60,9 +60,9 @@ def resize_array(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def _read(path: Path) -> Image.Image:
-    """Decode to mode RGB; whatever is wrong with the file becomes an ImageError."""
+    """Decode a file to mode RGB; raise ImageError if anything is wrong with it."""
     try:
-        # Pillow and pydicom warn of odd metadata and of images half the size they refuse; the pixels are what counts.
+        # Pillow and pydicom warn about odd metadata and large images; only the pixels matter here.
         with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
             head = file.read(132)
             if not head:
@@ -73,7 +73,7 @@ def _read(path: Path) -> Image.Image:
             return _read_common(file)
     except (FedncaError, MemoryError):
         raise
-    except Exception as error:  # a decoder fed with garbage may raise anything
+    except Exception as error:  # a decoder may raise anything when it is fed garbage
         raise ImageError(path, _explain(error)) from error
 
 
@@ -81,15 +81,15 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read ({error.strerror})"
     if isinstance(error, UnidentifiedImageError):
-        return f"is not an image of a known kind ({', '.join(FORMATS)}, DICOM)"
+        return f"is not an image of a known format ({', '.join(FORMATS)}, DICOM)"
     if isinstance(error, Image.DecompressionBombError):
-        return f"has more pixels than the {2 * (Image.MAX_IMAGE_PIXELS or 0):,} that are decoded"
-    return f"is cut off, damaged or of an odd kind ({' '.join(str(error).split())})"
+        return f"has more pixels than the limit of {2 * (Image.MAX_IMAGE_PIXELS or 0):,}"
+    return f"is cut off, damaged or of an unusual kind ({' '.join(str(error).split())})"
 
 
 def _read_common(file: BinaryIO) -> Image.Image:
     with Image.open(file, formats=FORMATS) as image:
-        image.info.pop("transparency", None)  # alpha is dropped in palette and grey images, too
+        image.info.pop("transparency", None)  # drops alpha from palette and grey images too
         ImageOps.exif_transpose(image, in_place=True)
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
             return Image.fromarray(_scale_grey(np.asarray(image))).convert("RGB")
@@ -97,17 +97,17 @@ def _read_common(file: BinaryIO) -> Image.Image:
 
 
 def _scale_grey(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Bring deep grey values to 8 bits, since Pillow would clip them at 255: (H, W) → (H, W)."""
+    """Scale grey values of more than 8 bits to 8, since Pillow would clip them at 255: (H, W) → (H, W)."""
     scales = FULL_SCALES if np.issubdtype(values.dtype, np.integer) else (1, *FULL_SCALES)
     low, high = values.min(), values.max()
-    if not (low >= 0 and high <= scales[-1]):  # a float that is not a number fails here, too
-        raise ValueError(f"grey values from {low} to {high}, read are 0 to {scales[-1]}")
+    if not (low >= 0 and high <= scales[-1]):  # NaN fails this test too
+        raise ValueError(f"grey values run from {low} to {high}, but only 0 to {scales[-1]} can be read")
     full = next(scale for scale in scales if high <= scale)
     return _to_bytes(values.astype(np.float32) / full)
 
 
 def _import_pydicom(path: Path) -> ModuleType:
-    """Import what reads DICOM, or fail: not by an ImageError, which may leave out a whole folder of sound files."""
+    """Import pydicom; a missing package is not an ImageError, which could leave out a whole folder of good files."""
     needed("pydicom.pixels", "dicom", f"image '{path}', which is DICOM,")
     return needed("pydicom", "dicom")
 
@@ -116,12 +116,12 @@ def _read_dicom(path: Path, file: BinaryIO, pydicom: ModuleType) -> Image.Image:
     header = pydicom.dcmread(file)
     frames = int(header.get("NumberOfFrames") or 1)
     if frames > 1:
-        raise ImageError(path, f"is DICOM of {frames} frames, and only single images are read")
+        raise ImageError(path, f"is DICOM with {frames} frames, but only single images can be read")
     kind = header.PhotometricInterpretation
     pixels = pydicom.pixels.pixel_array(header)
     if kind not in ("MONOCHROME1", "MONOCHROME2"):
         if pixels.dtype != np.uint8 or pixels.ndim != 3:
-            raise ImageError(path, f"is DICOM in {kind} of {pixels.dtype}, and only grey and 8-bit RGB or YBR are read")
+            raise ImageError(path, f"is DICOM in {kind} of {pixels.dtype}; only grey and 8-bit RGB or YBR can be read")
         return Image.fromarray(pixels)
     values = pydicom.pixels.apply_modality_lut(pixels, header)
     if header.get("VOILUTSequence"):
@@ -138,7 +138,7 @@ def _first(numbers: Sequence[float] | float | None) -> float | None:
 
 
 def _window(values: NDArray[Any], centre: float | None, width: float | None, function: str) -> NDArray[Any]:
-    """Bring values to 0..1 by a window (DICOM PS3.3 C.11.2.1), or from lowest to highest where there is none."""
+    """Map values to 0..1 by the display window (DICOM PS3.3 C.11.2.1), or by their own range if there is none."""
     if centre is None or width is None:
         return (values - float(values.min())) / max(float(np.ptp(values)), TINY)
     if function == "SIGMOID":
@@ -149,6 +149,6 @@ def _window(values: NDArray[Any], centre: float | None, width: float | None, fun
 
 
 def _to_bytes(shown: NDArray[Any]) -> NDArray[np.uint8]:
-    """Bring 0..1 to 0..255."""
+    """Map 0..1 to 0..255."""
     rounded: NDArray[Any] = np.rint(255 * shown)
     return rounded.astype(np.uint8)

@@ -1,4 +1,8 @@
-"""Dealing images to clients: by Dirichlet(beta) shares and a class presence gamma, or by the site they come from."""
+"""Deal images to clients, at random or by the site that they come from.
+
+The random partition has two settings. gamma is the share of all classes that each client holds. beta is the Dirichlet
+concentration of the shares in which a class's images go to its clients: the smaller, the more uneven.
+"""
 
 import math
 from dataclasses import dataclass
@@ -13,10 +17,10 @@ from fednca.errors import FedncaError, unknown_name
 from fednca.randomness import numpy_rng
 
 Kind = Literal["dirichlet", "natural"]
-"""Clients with drawn classes and shares, or the sites that the data names."""
+"""The clients: with classes and shares drawn at random ("dirichlet"), or the sites that the data names ("natural")."""
 
 Unmatched = Literal["drop", "mask", "loss-mask"]
-"""What becomes of an image whose label set fits into no client's classes."""
+"""What to do with an image if no client holds all its classes: leave it out, or mask the classes its client lacks."""
 
 NOWHERE = "no client may hold this label set"
 ELSEWHERE = "does not fit its group's client"
@@ -27,10 +31,10 @@ WAY_OUT = "give a file that save() wrote"
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who holds which image; every index is with one client or left out for one reason.
+    """Who holds which image: every index is with one client, or left out for one reason.
 
-    clients: K sorted index arrays; classes: (K, C), the sets C_k; proportions: (C, K), p_c over the holders of c;
-    left_out: reason → sorted indices.
+    clients: K sorted index arrays; classes: (K, C), the classes C_k that client k holds; proportions: (C, K), the
+    shares p_c in which the images of class c go to its clients; left_out: reason → sorted indices.
     """
 
     clients: tuple[NDArray[np.intp], ...]
@@ -40,9 +44,9 @@ class Partition:
     unmatched: Unmatched
 
     def client_labels(self, labels: NDArray[np.int8], k: int) -> NDArray[np.int8]:
-        """Return the labels of client k's images as k sees them: a present label outside C_k is absent or unknown.
+        """Return the labels of client k's images as k sees them: present labels outside C_k become absent or unknown.
 
-        labels: (N, C), of all the images dealt → (n_k, C).
+        labels: (N, C), of all images dealt → (n_k, C). They become absent with "mask" and unknown with "loss-mask".
         """
         own = labels[self.clients[k]]
         if self.unmatched != "drop":
@@ -62,9 +66,10 @@ def dirichlet_presence(
     min_samples: int = 32,
     draws: int = 64,
 ) -> Partition:
-    """Draw the clients' classes and shares and deal the images, again until each client has `min_samples`.
+    """Draw the clients' classes and shares and deal the images; repeat until each client has `min_samples`.
 
-    Each client holds ceil(gamma C) classes; of `draws` tables the one with the fewest unmatched images is kept.
+    Each client holds ceil(gamma C) of the C classes. Of `draws` random tables of who holds which class, the one with
+    the fewest unmatched images is kept. The smaller beta, the more uneven the shares.
     labels: (N, C), 1 present, 0 absent, -1 unknown; groups: (N,), images of one group stay together.
     """
     _check_settings(labels, clients, beta, gamma, unmatched, min_samples)
@@ -80,8 +85,9 @@ def dirichlet_presence(
             return partition
         best = max(best, smallest)
     raise FedncaError(
-        f"in {ATTEMPTS} draws for {clients} clients the smallest client never had more than {best} images, min_samples "
-        f"is {min_samples}; lower min_samples or clients, or raise beta ({beta:g}) or gamma ({gamma:g})"
+        f"in {ATTEMPTS} draws for {clients} clients, the smallest client never had more than {best} images, but "
+        f"min_samples is {min_samples}; lower min_samples or clients, or raise beta (evenness of the shares, {beta:g}) "
+        f"or gamma (share of the classes that a client holds, {gamma:g})"
     )
 
 
@@ -94,10 +100,11 @@ def deal(
     groups: NDArray[np.int64] | None = None,
     unmatched: Unmatched = "drop",
 ) -> Partition:
-    """Deal images to clients whose classes and shares are known already.
+    """Deal images to clients whose classes and shares are already known.
 
-    An image goes to client k with probability ∝ mean over its labels c of p_c[k], among the clients that may hold it;
-    a group by the sum of its images' probabilities; what has no label to go by is dealt evenly.
+    An image goes to one of the clients that may hold it, to client k with probability ∝ the mean of p_c[k] over the
+    image's labels c. A group goes as a whole, by the sum of its images' probabilities. Images without labels are dealt
+    evenly.
     labels: (N, C); classes: (K, C); proportions: (C, K); groups: (N,).
     """
     sets, which = _label_sets(labels)
@@ -108,7 +115,7 @@ def deal(
 
     weights = np.zeros((count, len(classes)))
     for k, chance in enumerate(chances.T):
-        # bincount adds in row order: the same sums on every machine, which a matrix product does not promise.
+        # bincount adds in row order, so the sums are the same on every machine; those of a matrix product need not be.
         weights[:, k] = np.bincount(unit, chance[which], count)
     placeable = np.any(may_hold, axis=1)[which]
     drawn = weights.any(axis=1)
@@ -129,14 +136,14 @@ def deal(
 
 
 def natural_sites(labels: NDArray[np.int8], sites: NDArray[np.int64], num_sites: int) -> Partition:
-    """Let every site be a client with its own images: nothing is drawn, nothing left out.
+    """Make every site a client with its own images; nothing is random, and nothing is left out.
 
-    A site's classes are those it has a positive of; a class's shares are its positives by site.
+    A site's classes are those that it has a positive of. A class's shares are its positives at each site.
     labels: (N, C); sites: (N,), from 0 to num_sites - 1.
     """
     if not ((sites >= 0) & (sites < num_sites)).all():
         low, high = sites.min(), sites.max()
-        raise FedncaError(f"sites run from {low} to {high}; give numbers from 0 to {num_sites - 1}, one for each site")
+        raise FedncaError(f"sites run from {low} to {high}; give numbers from 0 to {num_sites - 1}, one per site")
     clients = tuple(np.flatnonzero(sites == k) for k in range(num_sites))
     positives = np.stack([(labels[rows] == 1).sum(axis=0) for rows in clients])  # (K, C)
     return Partition(
@@ -149,7 +156,7 @@ def natural_sites(labels: NDArray[np.int8], sites: NDArray[np.int64], num_sites:
 
 
 def summary(partition: Partition, labels: NDArray[np.int8]) -> NDArray[np.intp]:
-    """Count the positives of each client and class, as the client sees them: (K, C)."""
+    """Count the positives that each client sees of each class: (K, C)."""
     seen = (partition.client_labels(labels, k) for k in range(len(partition.clients)))
     return np.stack([(own == 1).sum(axis=0) for own in seen])
 
@@ -165,7 +172,7 @@ def load_partition(path: Path) -> Partition:
 
 
 def read_partition(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
-    """Read the arrays of a partition; a file without the one called `needed` is of another kind."""
+    """Read the arrays of a partition file, and refuse a file without the array called `needed`."""
     arrays = read_arrays(path, WAY_OUT)
     if needed not in arrays:
         raise FedncaError(f"'{path}' has no array '{needed}'; {WAY_OUT}")
@@ -173,7 +180,7 @@ def read_partition(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
 
 
 def to_arrays(partition: Partition) -> dict[str, NDArray[np.generic]]:
-    """Flatten a partition into arrays without objects; `owner` is the client of each index, or -1 - reason."""
+    """Return a partition as plain arrays; `owner` is the client of each index, or -1 minus the reason's number."""
     owner = np.empty(sum(map(len, [*partition.clients, *partition.left_out.values()])), np.int32)
     for k, rows in enumerate(partition.clients):
         owner[rows] = k
@@ -189,7 +196,7 @@ def to_arrays(partition: Partition) -> dict[str, NDArray[np.generic]]:
 
 
 def from_arrays(arrays: dict[str, NDArray[np.generic]]) -> Partition:
-    """Rebuild the partition that `to_arrays` flattened."""
+    """Rebuild a partition from what `to_arrays` returned."""
     owner, classes = arrays["owner"], arrays["classes"].astype(np.bool_)
     return Partition(
         clients=tuple(np.flatnonzero(owner == k) for k in range(len(classes))),
@@ -208,27 +215,32 @@ def _check_settings(
     if clients < 1:
         raise FedncaError(f"clients is {clients}; give at least 1")
     if not 0 < beta < math.inf:
-        raise FedncaError(f"beta is {beta}; give a number above 0")
+        raise FedncaError(f"beta (evenness of the clients' shares) is {beta}; give a number above 0")
     if not 0 < gamma <= 1:
-        raise FedncaError(f"gamma is {gamma}; give a number above 0 and at most 1")
+        raise FedncaError(f"gamma (share of the classes per client) is {gamma}; give a number above 0 and at most 1")
     if gamma * labels.shape[1] < 1 - 1e-9:
-        raise FedncaError(f"gamma {gamma:g} of {labels.shape[1]} classes is less than one class; raise gamma")
+        raise FedncaError(
+            f"gamma (share of the classes per client) is {gamma:g}, but of {labels.shape[1]} classes this is less than "
+            "one class; raise gamma"
+        )
     if unmatched not in get_args(Unmatched):
         raise unknown_name("unmatched policy", unmatched, get_args(Unmatched))
     if len(labels) < clients * min_samples:
         raise FedncaError(
-            f"{len(labels)} images cannot give {clients} clients min_samples = {min_samples} each; lower one of the two"
+            f"{len(labels)} images are too few to give {clients} clients at least {min_samples} each (min_samples); "
+            "lower min_samples or clients"
         )
 
 
 def _draw_classes(
     labels: NDArray[np.int8], clients: int, held: int, draws: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw the table of the sets C_k, (K, C): `held` classes each, every class with two holders if possible."""
+    """Draw who holds which class, (K, C): `held` classes per client, and two clients per class if possible."""
     num_classes = labels.shape[1]
     if clients * held < num_classes:
         raise FedncaError(
-            f"{clients} clients with {held} classes each cannot hold all {num_classes} classes; raise gamma or clients"
+            f"{clients} clients with {held} classes each cannot hold all {num_classes} classes; "
+            "raise gamma (share of the classes per client) or clients"
         )
     holders = 2 if clients * held >= 2 * num_classes else 1
     tables = rng.permuted(np.tile(np.arange(num_classes) < held, (draws, clients, 1)), axis=2)
@@ -245,7 +257,7 @@ def _draw_classes(
 
 
 def _mend(table: NDArray[np.bool_], holders: int, rng: np.random.Generator) -> None:
-    """Swap classes, in place, until each has its holders.
+    """Swap clients' classes in place until each class has at least `holders` clients.
 
     Such a swap always exists: a class with more than `holders` clients is held by one that lacks the short class.
     """
@@ -264,8 +276,8 @@ def _draw_proportions(classes: NDArray[np.bool_], beta: float, rng: np.random.Ge
 
 
 def _label_sets(labels: NDArray[np.int8]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """Find the distinct sets of present labels, (S, C), and which of them each image has, (N,)."""
-    packed = np.ascontiguousarray(np.packbits(labels == 1, axis=1))  # a data frame's labels lie column by column
+    """Return the distinct sets of present labels, (S, C), and which of them each image has, (N,)."""
+    packed = np.ascontiguousarray(np.packbits(labels == 1, axis=1))  # a data frame stores labels column by column
     # One opaque value per row sorts ten times faster than np.unique(axis=0), which compares column by column.
     rows, which = np.unique(packed.view(f"V{packed.shape[1]}").reshape(-1), return_inverse=True)
     sets = np.unpackbits(rows.view(np.uint8).reshape(-1, packed.shape[1]), axis=1, count=labels.shape[1])
@@ -273,13 +285,13 @@ def _label_sets(labels: NDArray[np.int8]) -> tuple[NDArray[np.bool_], NDArray[np
 
 
 def _contained(sets: NDArray[np.bool_], classes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tell which label sets are subsets of which C_k: (S, K)."""
-    # Counts this small are exact in float32, so the fast product decides nothing that rounding could change.
+    """Return which label sets are subsets of which client's classes C_k: (S, K)."""
+    # float32 makes the product fast, and counts this small are exact in it.
     return np.equal(sets.astype(np.float32) @ ~classes.T, 0)
 
 
 def _eligible(sets: NDArray[np.bool_], classes: NDArray[np.bool_], unmatched: Unmatched) -> NDArray[np.bool_]:
-    """Tell which client may hold which label set: (S, K)."""
+    """Return which label set may go to which client: (S, K)."""
     contained = _contained(sets, classes)
     if unmatched != "drop":
         stray = ~contained.any(axis=1)
@@ -290,7 +302,10 @@ def _eligible(sets: NDArray[np.bool_], classes: NDArray[np.bool_], unmatched: Un
 def _chances(
     sets: NDArray[np.bool_], may_hold: NDArray[np.bool_], proportions: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Give each label set its probabilities over the clients, (S, K): rows sum to 1, or to 0 with nothing to go by."""
+    """Return each label set's probabilities over the clients, (S, K).
+
+    Rows sum to 1, or to 0 for the empty set and for sets that no client may hold.
+    """
     weights = np.zeros(may_hold.shape)
     for has, share in zip(sets.T, proportions, strict=True):
         weights[has] += share

@@ -1,4 +1,4 @@
-"""Work for all cores: a `map` over spawned processes that come and go with their parent."""
+"""Use all cores: a `map` over worker processes that end with their parent."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ from fednca.errors import RunFailedError
 
 
 def cores() -> int:
-    """Count the cores that worker processes may use; 1 in a process that may have no children."""
+    """Count the cores that worker processes may use; 1 in a process that may not start any."""
     if multiprocessing.current_process().daemon:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -26,16 +26,16 @@ def cores() -> int:
 
 @contextmanager
 def processes(count: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Give a `map` that runs in this process and `count` - 1 others; leaving drops what has not begun."""
+    """Yield a `map` that runs in this process and `count` - 1 others; leaving cancels tasks that have not started."""
     if count == 1:
         yield map
         return
-    # Spawned, since a fork of a process with torch's threads may hang.
+    # Spawn them: forking a process that has torch's threads may hang.
     pool = ProcessPoolExecutor(count - 1, multiprocessing.get_context("spawn"), _start_worker)
     try:
         yield partial(_share_out, pool, 2 * (count - 1))
     except BrokenProcessPool as error:
-        raise RunFailedError("a worker was killed, perhaps for want of memory; free some and try again") from error
+        raise RunFailedError("a worker was killed, perhaps because memory ran out; free some and try again") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -43,7 +43,7 @@ def processes(count: int) -> Iterator[Callable[..., Iterator[Any]]]:
 def _share_out(
     pool: ProcessPoolExecutor, backlog: int, function: Callable[..., Any], *arguments: Iterable[Any]
 ) -> Iterator[Any]:
-    """Yield the results in order; while the pool has `backlog` tasks to do, as when it starts, do the next one here."""
+    """Yield the results in order; while `backlog` tasks wait for the pool, as when it starts, do the next one here."""
     waiting: deque[Future[Any]] = deque()
     for task in zip(*arguments, strict=True):
         if sum(not future.done() for future in waiting) < backlog:
@@ -61,7 +61,7 @@ def _share_out(
 
 @contextmanager
 def _main_hidden() -> Iterator[None]:
-    """Start processes without the caller's script: they would run it again, which is slow, and endless if unguarded."""
+    """Hide the caller's script from new processes: they would run it again, endlessly if it has no `__main__` guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -76,7 +76,7 @@ def _start_worker() -> None:
 
 
 def _exit_with_parent() -> None:
-    """Leave when the parent has been killed, instead of waiting for its next task forever."""
+    """Exit when the parent is killed, instead of waiting for its next task forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""Images decoded and resized once, kept as memory-mapped uint8 shards, and reused by every run that wants them."""
+"""The image store: images decoded and resized once, kept as memory-mapped uint8 files (shards), and reused by runs."""
 
 import json
 import os
@@ -26,19 +26,19 @@ from fednca.files import explain_write, write_atomic
 if TYPE_CHECKING:
     from fednca.data.types import FileImages
 
-FORMAT = 1  # raise it when decoding, resampling or the files change: older stores are then built anew
-CHUNK = 16  # images per task: many enough to make up for the sending, few enough to stop soon
-BLOCK = 1 << 24  # bytes per checksum, so that all cores can share in one shard
-NOTE = "store.json"  # what a store holds, and which images it leaves out
-FEW = 256  # fewer images are decoded sooner than worker processes have started
+FORMAT = 1  # raise it when decoding, resampling or the files change: older stores are then rebuilt
+CHUNK = 16  # images per task: enough to outweigh the cost of sending it, few enough to stop soon
+BLOCK = 1 << 24  # bytes per checksum: small enough that all cores can work on one shard
+NOTE = "store.json"  # says what a store holds, and which images it leaves out
+FEW = 256  # fewer images are decoded before worker processes would have started
 
 LeftOut = tuple[int, str, str]
-"""A row of the input, its path, and what is wrong with it."""
+"""An image that cannot be read: its row in the input, its path, and the problem."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredImages:
-    """Images of one size in memory-mapped shards: together one array (N, size, size, 3).
+    """Images of one size in memory-mapped shards, which together are one array (N, size, size, 3).
 
     shards: (n, size, size, 3) each, all but the last of the same length.
     """
@@ -71,9 +71,9 @@ class StoredImages:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """An opened store.
+    """An open store.
 
-    rows: (N,), the rows of the input that are kept, sorted; left_out: the others; folder: its files.
+    rows: (N,), the rows of the input that it holds, sorted; left_out: the other rows; folder: where its files are.
     """
 
     images: StoredImages
@@ -84,7 +84,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the rows of a store lie: raw files of `per_shard` images each, the last one shorter."""
+    """Where the rows of a store are: in raw files of `per_shard` images each, the last of which may be shorter."""
 
     folder: Path
     size: int
@@ -95,13 +95,13 @@ class _Layout:
         return self.size * self.size * 3
 
     def shards(self, count: int) -> dict[Path, int]:
-        """Name the files of `count` images, and how many each holds."""
+        """Return the files of `count` images, and how many each one holds."""
         starts = range(0, count, self.per_shard)
         return {self._shard(i): min(self.per_shard, count - start) for i, start in enumerate(starts)}
 
     def write(self, start: int, images: NDArray[np.uint8]) -> None:
         """Write images to the rows from `start` on."""
-        # Not through a memory map: on a full disk that is a fatal signal, where a write is an error to explain.
+        # Not through a memory map: on a full disk that kills the process, while a failed write can be explained.
         while len(images):
             number, offset = divmod(start, self.per_shard)
             here = images[: self.per_shard - offset]
@@ -111,7 +111,7 @@ class _Layout:
             start, images = start + len(here), images[len(here) :]
 
     def open(self, count: int) -> StoredImages:
-        """Map the shards, read-only; a file of another size than its images have is a ValueError."""
+        """Map the shards read-only; raise ValueError if a file has the wrong size."""
         shards = []
         for path, rows in self.shards(count).items():
             if path.stat().st_size != rows * self.row_bytes:
@@ -134,40 +134,40 @@ def open_store(
     progress: Callable[[int, int], None] | None = None,
     shard_bytes: int = 1 << 30,
 ) -> Stored:
-    """Open the store of these images at this size, building it first where `folder` does not have it yet.
+    """Open the store of these images at this size, and build it first if `folder` does not have it.
 
-    It is found again by what made it: the size and the pixels, or the files' paths, sizes and times. An image that
-    cannot be read fails the build, or is left out with `on_corrupt` "skip". `workers` is all cores by default;
-    `progress` hears (images done, images in all).
+    A store is found by what it was made from: the size, and the pixels or the files' paths, sizes and times. An image
+    that cannot be read stops the build; with `on_corrupt` "skip" it is left out. `workers` is all cores by default.
+    `progress` is called with (images done, images in total).
     """
     place = folder / _key(images, size, on_corrupt)
     stored = _reopen(place)
     if stored is None:
         with explain_write(place):
-            shutil.rmtree(place, ignore_errors=True)  # a damaged one
+            shutil.rmtree(place, ignore_errors=True)  # what is there is damaged
             with _building_site(place) as site:
                 layout = _Layout(site, size, max(1, shard_bytes // (3 * size * size)))
                 _build(images, layout, on_corrupt, workers or (1 if len(images) < FEW else cores()), progress)
                 _publish(site, place)
         stored = _reopen(place)
     if stored is None:
-        raise RunFailedError(f"store '{place}' was removed or damaged as soon as it was built; open it again")
+        raise RunFailedError(f"store '{place}' was deleted or damaged right after it was built; try again")
     return stored
 
 
 def verify_store(folder: Path) -> None:
-    """Compare every shard of the store in `folder` (`Stored.folder`) with its checksum, and name those that differ."""
+    """Check every shard of the store in `folder` (`Stored.folder`) by its checksum, and name the damaged ones."""
     if _reopen(folder) is None:
         raise FedncaError(f"store '{folder}' is missing or incomplete; open it again to rebuild it")
     expected = json.loads((folder / NOTE).read_text())["blake2b"]
     found = _checksums([folder / name for name in expected], cores())
     bad = [name for name in expected if found[name] != expected[name]]
     if bad:
-        raise FedncaError(f"store '{folder}' is damaged in {', '.join(bad)}; delete the folder, and it is built again")
+        raise FedncaError(f"store '{folder}' is damaged in {', '.join(bad)}; delete the folder to have it rebuilt")
 
 
 def _key(images: "NDArray[np.uint8] | FileImages", size: int, on_corrupt: str) -> str:
-    """Digest what decides the content of a store."""
+    """Return a digest of everything that decides a store's content."""
     digest = blake2b(f"format {FORMAT}, size {size}, {on_corrupt}".encode(), digest_size=16)
     if isinstance(images, np.ndarray):
         digest.update(f"pixels {images.shape}".encode())
@@ -187,7 +187,7 @@ def _stamp(path: Path) -> bytes:
 
 
 def _reopen(place: Path) -> Stored | None:
-    """Map a finished store; None where there is none, or its files are not what store.json says."""
+    """Open a finished store; return None if there is none, or if its files do not fit its store.json."""
     try:
         note = json.loads((place / NOTE).read_text())
         if note["format"] != FORMAT:
@@ -205,7 +205,7 @@ def _rows_kept(count: int, left_out: Iterable[LeftOut]) -> NDArray[np.intp]:
 
 @contextmanager
 def _building_site(place: Path) -> Iterator[Path]:
-    """Give a build a folder of its own beside its place; it goes away again, unless it has been renamed."""
+    """Yield a temporary folder next to `place`, and delete it afterwards unless it has been renamed."""
     place.parent.mkdir(parents=True, exist_ok=True)
     _clear_dead_sites(place.parent)
     site = place.with_name(f"{place.name}.{os.getpid()}.{uuid4().hex}.{platform.node()}.partial")
@@ -217,7 +217,7 @@ def _building_site(place: Path) -> Iterator[Path]:
 
 
 def _clear_dead_sites(folder: Path) -> None:
-    """Remove what builds of this machine left behind when they were killed."""
+    """Delete what killed builds of this machine left behind."""
     of_this_machine = re.compile(r"[0-9a-f]+\.(\d+)\.[0-9a-f]+\." + re.escape(platform.node()) + r"\.partial")
     for path in folder.glob("*.partial"):
         match = of_this_machine.fullmatch(path.name)
@@ -227,16 +227,16 @@ def _clear_dead_sites(folder: Path) -> None:
 
 def _is_alive(process: int) -> bool:
     try:
-        os.kill(process, 0)  # signal 0 is never delivered, only checked
+        os.kill(process, 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # it belongs to another user
     return True
 
 
 def _publish(site: Path, place: Path) -> None:
-    """Give a finished store its name, unless another process was faster: then its store is as good."""
+    """Give a finished store its name; if another process was faster, use its store, which is the same."""
     try:
         site.rename(place)
     except OSError:
@@ -263,7 +263,7 @@ def _build(
     with processes(workers) as run:
         for start, chunk, bad in zip(starts, chunks, run(partial(_decode, layout), starts, chunks), strict=True):
             if bad and on_corrupt == "fail":
-                _, path, problem = bad[0]  # chunks come back in their order, so there is none before it
+                _, path, problem = bad[0]  # chunks come back in order, so this is the first bad image
                 raise ImageError(Path(path), problem)
             left_out += bad
             if progress is not None:
@@ -283,7 +283,7 @@ def _build(
 
 
 def _decode(layout: _Layout, start: int, sources: NDArray[np.uint8] | tuple[Path, ...]) -> list[LeftOut]:
-    """Decode, resize and write the rows from `start` on, in a worker; return those that cannot be read."""
+    """Decode, resize and write the rows from `start` on, in a worker; return the images that cannot be read."""
     if isinstance(sources, np.ndarray):
         layout.write(start, resize_array(sources, layout.size))
         return []
@@ -299,10 +299,10 @@ def _decode(layout: _Layout, start: int, sources: NDArray[np.uint8] | tuple[Path
 
 
 def _close_gaps(layout: _Layout, kept: NDArray[np.intp], count: int) -> None:
-    """Move the rows kept, of `count`, together, and cut off the rest."""
+    """Move the rows `kept` of `count` together, and cut off the rest."""
     decoded = layout.open(count)
     for to in range(0, len(kept), CHUNK):
-        # A row only moves towards the start, so what is still to be moved is never written over.
+        # Rows only move towards the start, so none is overwritten before it has moved.
         layout.write(to, decoded.take(kept[to : to + CHUNK]))
     remaining = layout.shards(len(kept))
     for path in layout.shards(count):
@@ -313,8 +313,8 @@ def _close_gaps(layout: _Layout, kept: NDArray[np.intp], count: int) -> None:
 
 
 def _checksums(shards: Iterable[Path], workers: int) -> dict[str, list[str]]:
-    """Digest every block of every shard, by its name."""
-    with ThreadPoolExecutor(workers) as threads:  # hashing and reading let other threads run
+    """Return the digests of the blocks of every shard, by the shard's name."""
+    with ThreadPoolExecutor(workers) as threads:  # hashing and reading release the GIL
         digests = {
             path.name: threads.map(partial(_digest, path), range(0, path.stat().st_size, BLOCK)) for path in shards
         }

@@ -1,4 +1,4 @@
-"""What a source hands over: images and multi-hot labels, split for training, validation and test."""
+"""What a source returns: images with multi-hot labels, split into training, validation and test."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from fednca.errors import FedncaError
 
 @dataclass(frozen=True)
 class FileImages:
-    """Images that are still files, in any size and format; `fednca.data.store` decodes them once."""
+    """Images that are still files of any size and format; `fednca.data.store` decodes them once."""
 
     paths: tuple[Path, ...]
 
@@ -28,16 +28,17 @@ class FileImages:
 class Split:
     """Images with their labels, row by row.
 
-    images: pixels (N, H, W, 3), in memory or stored, or files; labels: (N, C), 1 present, 0 absent, -1 unknown;
-    groups: (N,), e.g. the patient; sites: (N,), an index into the dataset's `sites`.
+    images: pixels (N, H, W, 3), in memory or in a store, or files; labels: (N, C), 1 present, 0 absent, -1 unknown;
+    groups: (N,), images of one group, such as a patient, stay together; sites: (N,), an index into the dataset's
+    `sites`.
     """
 
     images: NDArray[np.uint8] | FileImages | StoredImages
     labels: NDArray[np.int8]
     groups: NDArray[np.int64] | None = None
     sites: NDArray[np.int64] | None = None
-    unreadable: tuple[tuple[int, str, str], ...] = ()  # row of the source, path, reason of each image left out
-    listed_in: Path | None = None  # the file that lists them, where there are any
+    unreadable: tuple[tuple[int, str, str], ...] = ()  # row in the source, path and problem of each image left out
+    listed_in: Path | None = None  # the file that lists them, if there are any
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not describe the same N images."""
@@ -48,7 +49,7 @@ class Split:
             raise FedncaError(f"labels are {_describe(self.labels)}; give int8 of shape ({len(self)}, classes)")
         if not ((self.labels >= -1) & (self.labels <= 1)).all():
             low, high = self.labels.min(), self.labels.max()
-            raise FedncaError(f"labels run from {low} to {high}; give 1 present, 0 absent, -1 unknown")
+            raise FedncaError(f"labels run from {low} to {high}; give 1 for present, 0 for absent, -1 for unknown")
         for name, numbers in (("groups", self.groups), ("sites", self.sites)):
             if numbers is not None and (numbers.dtype != np.int64 or numbers.shape != (len(self),)):
                 raise FedncaError(f"{name} are {_describe(numbers)}; give int64 of shape ({len(self)},)")
@@ -60,7 +61,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named set of splits that share their classes; without `val`, a federation takes it from `train`."""
+    """A named set of splits with the same classes; without `val`, a federation holds out a part of `train`."""
 
     name: str
     classes: tuple[str, ...]
@@ -70,19 +71,19 @@ class Dataset:
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse splits whose label columns are not the classes."""
+        """Refuse splits that do not have one label column per class."""
         for part, split in (("train", self.train), ("val", self.val), ("test", self.test)):
             if split is not None and split.labels.shape[1] != len(self.classes):
                 have, want = split.labels.shape[1], len(self.classes)
                 raise FedncaError(f"{self.name} {part} has {have} label columns for {want} classes; give one per class")
 
     def splits(self) -> list[Split]:
-        """Return the splits there are."""
+        """Return the splits that exist."""
         return [split for split in (self.train, self.val, self.test) if split is not None]
 
 
 class Source(Protocol):
-    """A module in `fednca.data.sources`; its name is the module's, with '-' for '_'."""
+    """A dataset: a module in `fednca.data.sources`, whose name is the dataset's with '_' for '-'."""
 
     Options: type[options.Options]
     SUMMARY: str
@@ -92,11 +93,11 @@ class Source(Protocol):
     CLASSES: tuple[str, ...]
 
     def missing(self, root: Path) -> list[str]:
-        """Name each file that is not where it belongs below `root`; nothing when the dataset can be loaded."""
+        """Return the name of each file that is missing below `root`; none if the dataset can be loaded."""
         ...
 
     def prepare(self, root: Path, progress: Progress) -> None:
-        """Download what may be downloaded, or say what must be fetched by hand and where it goes."""
+        """Download what may be downloaded, or raise an error that says what to fetch by hand and where to put it."""
         ...
 
     def load(self, options: options.Options, root: Path | None) -> Dataset:

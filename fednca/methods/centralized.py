@@ -5,7 +5,7 @@ from fednca.methods.fedavg import FedAvg
 
 
 class Centralized(FedAvg):
-    """All training images in one place, one optimiser over all rounds: what federated methods are measured against."""
+    """All training images in one place, one optimiser for all rounds: what federated methods are compared with."""
 
     centralized = True
     about = About(

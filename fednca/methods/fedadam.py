@@ -12,17 +12,17 @@ class FedAdamHyper(FedAvgHyper):
     """The choices of an adaptive server; all defaults are the paper's but the learning rate, which it tunes by task."""
 
     server_lr: float = Field(default=0.01, gt=0, allow_inf_nan=False)
-    """Server learning rate η, the order of a weight's largest change in a round."""
+    """Learning rate η of the server: roughly the largest change of a weight in one round."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay β1 of the mean change."""
+    """Decay β1: the share of the running mean of the changes that each round keeps."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
-    """Decay β2 of the mean squared change."""
+    """Decay β2: the share of the running mean of the squared changes that each round keeps."""
     tau: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
-    """Adaptivity τ: changes well below it are not scaled up to η."""
+    """τ, added to √v so that changes far smaller than τ are not scaled up to η."""
 
 
 class FedAdam(FedAvg):
-    """FedAvg whose server takes an Adam step along the averaged change of the weights, without bias correction."""
+    """FedAvg, but the server applies Adam (without bias correction) to the clients' average change of the weights."""
 
     Hyper = FedAdamHyper
     about = About(

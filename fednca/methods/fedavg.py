@@ -13,11 +13,11 @@ class FedAvgHyper(Options):
     """FedAvg's choices."""
 
     head: Literal["linear", "mlp"] = "linear"
-    """One linear layer as in the paper, or the two-layer head of the authors' code."""
+    """The head: one linear layer as in FedNCA-ML's paper, or two layers as in its authors' code."""
 
 
 class FedAvg(Method):
-    """Local training on BCE with a linear head, weights and buffers averaged."""
+    """Clients train on BCE with a linear head, and the server averages their weights and buffers."""
 
     Hyper = FedAvgHyper
     about = About(paper="McMahan et al., 2017", formula="w ← Σ_k w_k / K")

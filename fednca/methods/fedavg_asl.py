@@ -13,11 +13,11 @@ class FedAvgASLHyper(FedAvgHyper):
     """FedAvg's choices and those of the asymmetric loss."""
 
     gamma_neg: float = Field(default=4.0, ge=0, allow_inf_nan=False)
-    """How much less an easy negative counts, 0 or at least 1."""
+    """Exponent γ₋: a larger one makes easy negatives (absent classes) count less; 0, or at least 1."""
     gamma_pos: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """How much less an easy positive counts, 0 or at least 1."""
+    """Exponent γ₊: a larger one makes easy positives (present classes) count less; 0, or at least 1."""
     clip: float = Field(default=0.05, ge=0, lt=1)
-    """Probability up to which a negative does not count at all."""
+    """Negatives with a predicted probability up to this do not count at all."""
 
     @field_validator("gamma_neg", "gamma_pos")
     @classmethod
@@ -28,7 +28,7 @@ class FedAvgASLHyper(FedAvgHyper):
 
 
 class FedAvgASL(FedAvg):
-    """FedAvg whose loss counts easy negatives less and the easiest not at all."""
+    """FedAvg with the asymmetric loss: easy negatives count less, and the easiest not at all."""
 
     Hyper = FedAvgASLHyper
     about = About(

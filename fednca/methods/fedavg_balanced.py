@@ -6,7 +6,7 @@ from fednca.methods.fedavg import FedAvg
 
 
 class FedAvgBalanced(FedAvg):
-    """FedAvg whose BCE averages positives and negatives apart."""
+    """FedAvg with a BCE in which positives and negatives weigh the same, however rare the positives are."""
 
     about = About(
         paper="McMahan et al., 2017",

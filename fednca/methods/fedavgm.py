@@ -11,15 +11,15 @@ class FedAvgMHyper(FedAvgHyper):
     """The choices of a server with momentum; a learning rate of 1 without momentum is FedAvg."""
 
     server_lr: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Server learning rate η; below 1 the server goes only a part of the way to the average."""
+    """Learning rate η of the server; below 1 the server goes only part of the way to the average."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Share β of the last move that is kept in the next."""
+    """Momentum β: the share of the server's last move that is added to the next one."""
 
 
 class FedAvgM(FedAvg):
-    """FedAvg whose server takes a step of SGD with momentum along the averaged change of the weights.
+    """FedAvg, but the server applies SGD with momentum to the clients' average change of the weights.
 
-    Buffers have no momentum, which could make a variance negative, and go at most all the way to their average.
+    Buffers get no momentum, which could make a variance negative; they move to their average at most.
     """
 
     Hyper = FedAvgMHyper

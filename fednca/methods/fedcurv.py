@@ -23,16 +23,16 @@ class FedCurvHyper(FedAvgHyper):
     """FedCurv's choices."""
 
     lam: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    """Weight λ of the other clients' curvature; 0 is FedAvg."""
+    """Weight λ of the penalty; 0 is FedAvg."""
 
 
 class FedCurv(FedAvg):
-    """FedAvg with a penalty on leaving the other clients' last weights, weighted by their Fisher information."""
+    """FedAvg with a penalty for changing weights that matter to other clients (by their Fisher information)."""
 
     Hyper = FedCurvHyper
     about = About(
         paper="Shoham et al., 2019",
-        objective="BCE + others' curvature",
+        objective="BCE + curvature penalty",
         formula="L = BCE + λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]; u_k = Fisher, v_k = u_k·w_k; w ← Σ_k w_k / K",
         state="u_k, v_k",
     )

@@ -16,18 +16,18 @@ class FedETFHyper(Options):
     """FedETF's choices."""
 
     scale: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """What the learnable scale of the cosines starts as."""
+    """Initial value of the learnable scale of the cosines."""
     etf_seed: int = Field(default=0, ge=0)
-    """Seed of the ETF's orientation: the same for all clients and training seeds."""
+    """Seed that orients the class vectors; the same for all clients, independent of the training seed."""
 
 
 class FedETF(Method):
-    """BCE on scaled cosines with a fixed simplex ETF, weights averaged."""
+    """BCE on scaled cosines of the feature with fixed class vectors that are as far apart as possible (an ETF)."""
 
     Hyper = FedETFHyper
     about = About(
         paper="Li et al., 2023",
-        head="unit feature + fixed ETF",
+        head="unit feature + fixed class vectors (ETF)",
         formula="ŷ_c = σ(s·z·m_c), z = f/‖f‖, s learnable; w ← Σ_k w_k / K",
     )
     hyper: FedETFHyper

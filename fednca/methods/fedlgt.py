@@ -25,27 +25,27 @@ class FedLGTHyper(Options):
     """FedLGT's choices."""
 
     text: str = "auto"
-    """`clip`, `random`, a .npz, .npy or .safetensors file; `auto` is `clip` with open_clip installed, else `random`."""
+    """Label vectors: `clip`, `random` or a file of them; `auto` is `clip` if open_clip is installed, else `random`."""
     layers: int = Field(default=3, ge=1)
-    """Encoder layers."""
+    """Number of transformer layers."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads."""
+    """Number of attention heads."""
     ffn: int = Field(default=512, ge=1)
     """Hidden units of each layer's feed-forward net."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout in the encoder layers."""
+    """Share of units dropped in the transformer layers while training."""
     max_revealed: float = Field(default=0.75, ge=0, lt=1)
-    """Largest share of a sample's known labels that training reveals."""
+    """Largest share of an image's known labels that training shows to the model."""
     band_low: float = Field(default=0.48, ge=0, le=1)
-    """Probability from which on the global model counts as undecided about a label."""
+    """Lowest probability at which the global model counts as undecided about a label, which is then hidden."""
     band_high: float = Field(default=0.52, ge=0, le=1)
-    """Probability up to which the global model counts as undecided; below `band_low`, client-aware masking is off."""
+    """Highest such probability; if it is below `band_low`, no label is hidden for being undecided."""
     table_seed: int = Field(default=0, ge=0)
-    """Seed of state embeddings, random text table and projection: the same for all clients and training seeds."""
+    """Seed of the random vectors and the projection; the same for all clients, independent of the training seed."""
 
 
 class FedLGT(Method):
-    """BCE on the hidden labels, given the image and the revealed ones, weights averaged."""
+    """A transformer over the image and its labels: training shows it some of the labels, and it predicts the others."""
 
     Hyper = FedLGTHyper
     about = About(

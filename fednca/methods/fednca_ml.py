@@ -24,36 +24,36 @@ class FedNCAMLHyper(Options):
     """FedNCA-ML's choices; what is left out follows from the variant, the head and the backbone."""
 
     variant: Literal["paper", "released"] = "paper"
-    """The paper's equations, or the computation of its authors' code."""
+    """Compute what the paper's equations say, or what its authors' code does."""
     head: Literal["ladm-etf", "etf"] = "ladm-etf"
-    """The ETF on one attention feature per class, or on the pooled feature."""
+    """Compare the class vectors (ETF) with one attention feature per class (LADM), or with the pooled feature."""
     lambda1: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Weight of the negative feature rejection; left out: 1 from scratch, 0.01 from pretrained weights."""
+    """Weight of L_Neg (keeps absent classes' features away from other classes); default 1, or 0.01 if pretrained."""
     lambda2: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Weight of the positive feature contrast; left out: 1."""
+    """Weight of L_Pos (pulls present classes' features to their own class vector); default 1."""
     tau: float = Field(default=0.3, gt=0, lt=1)
-    """Similarity above which a negative feature is rejected."""
+    """L_Neg acts on an absent class's feature if its probability for another class is above this."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads."""
+    """Number of attention heads."""
     position: bool | None = None
-    """Add the sine-cosine position table; left out: on for `paper`, off for `released`."""
+    """Tell the attention where in the image a feature is; default on for `paper`, off for `released`."""
     queries: Literal["fixed", "learnable"] = "fixed"
-    """Whether the class queries are trained."""
+    """Keep or train the queries: the vectors with which the attention looks for each class."""
     query_init: Literal["etf", "random"] = "etf"
-    """What the class queries start as."""
+    """Start the queries as the class vectors, or at random."""
     etf_seed: int = Field(default=0, ge=0)
-    """Seed of the ETF's orientation: the same for all clients and training seeds."""
+    """Seed that orients the class vectors; the same for all clients, independent of the training seed."""
     train_etf: bool = False
-    """Train, average and send the classifier's ETF like any weight, as the authors' code does; queries stay as set."""
+    """Train, upload and average the class vectors like any weight, as the authors' code does; not the queries."""
 
 
 class FedNCAML(Method):
-    """One attention feature per class, a fixed simplex ETF as classifier, two regularisers, weights averaged."""
+    """One attention feature per class (LADM), compared with fixed class vectors as far apart as possible (ETF)."""
 
     Hyper = FedNCAMLHyper
     about = About(
         paper="FedNCA-ML",
-        head="LADM + fixed ETF",
+        head="feature per class (LADM) + fixed class vectors (ETF)",
         objective="BCE + λ1·L_Neg + λ2·L_Pos",
         formula="ŷ_c = σ(h_c·m_c); L = BCE + λ1·L_Neg + λ2·L_Pos; w ← Σ_k w_k / K",
     )

@@ -11,7 +11,7 @@ class FedProxHyper(FedAvgHyper):
     """FedProx's choices."""
 
     mu: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    """Weight μ of the proximal term; 0 is FedAvg."""
+    """Weight μ of the penalty; 0 is FedAvg."""
 
 
 class FedProx(FedAvg):

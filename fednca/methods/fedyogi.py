@@ -7,7 +7,7 @@ from fednca.methods.fedadam import FedAdam
 
 
 class FedYogi(FedAdam):
-    """FedAdam whose second moment moves towards the squared change by a step that does not depend on their distance."""
+    """FedAdam with Yogi's second moment v, which moves towards Δ² by steps of (1-β2)·Δ², however far away it is."""
 
     about = About(
         paper="Reddi et al., 2021",

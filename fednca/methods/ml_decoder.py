@@ -15,13 +15,13 @@ class MLDecoderHyper(Options):
     """The decoder's choices."""
 
     heads: int = Field(default=4, ge=1)
-    """Attention heads."""
+    """Number of attention heads."""
     position: bool = True
-    """Add the sine-cosine position table to keys and values, as FedNCA-ML does."""
+    """Tell the attention where in the image a feature is, as FedNCA-ML does."""
 
 
 class MLDecoder(Method):
-    """BCE on one attention feature per class from learnable queries, weights averaged."""
+    """BCE on one attention feature per class, read by learnable queries and scored by learnable weights."""
 
     Hyper = MLDecoderHyper
     about = About(

@@ -11,7 +11,7 @@ from fednca.methods.fedavg import FedAvg
 
 
 class Scaffold(FedAvg):
-    """FedAvg whose steps are corrected by the difference between the server's and the client's mean update."""
+    """FedAvg, but a client corrects each step by the difference between the server's and its own mean update."""
 
     about = About(
         paper="Karimireddy et al., 2020",

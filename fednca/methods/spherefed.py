@@ -23,23 +23,23 @@ class SphereFedHyper(Options):
     """SphereFed's choices."""
 
     target: Literal["scaled", "shifted"] = "scaled"
-    """Cosines regress y/√|Y|, the nearest a unit feature comes to all of Y; or (cos+1)/2 regresses y, as released."""
+    """Train cosines towards y/√|Y| for |Y| labels, or (cos+1)/2 towards y as in the authors' code."""
     ridge: float = Field(default=1e-3, ge=1e-10, allow_inf_nan=False)
-    """ε of the closing calibration, beside eigenvalues that add up to the number of images."""
+    """ε of the closed-form classifier; the eigenvalues it is added to sum to the number of images."""
     classifier_seed: int = Field(default=0, ge=0)
-    """Seed of the orthonormal classifier: the same for all clients and training seeds."""
+    """Seed of the fixed class vectors; the same for all clients, independent of the training seed."""
 
 
 class SphereFed(Method):
-    """MSE of cosines with a fixed orthonormal classifier, weights averaged, then a closed-form classifier."""
+    """MSE of cosines with fixed orthonormal class vectors; after training, a closed-form classifier replaces these."""
 
     Hyper = SphereFedHyper
     about = About(
         paper="Dong et al., 2022",
-        head="unit feature + fixed orthonormal",
+        head="unit feature + fixed orthonormal class vectors",
         objective="MSE",
         aggregation="average, then closed-form classifier",
-        formula="L = mean (w_c·z - y_c/√|Y|)²; w ← Σ_k w_k / K; at last W = ((Σ zzᵀ + εI)⁻¹ Σ zyᵀ)ᵀ",
+        formula="L = mean (w_c·z - y_c/√|Y|)²; w ← Σ_k w_k / K; at the end W = ((Σ zzᵀ + εI)⁻¹ Σ zyᵀ)ᵀ",
     )
     closes = True
     hyper: SphereFedHyper

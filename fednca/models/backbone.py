@@ -1,4 +1,4 @@
-"""Backbones: any timm model as a map from images to its last feature map."""
+"""Backbones: any timm model, used up to its last feature map."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from timm.models import PretrainedCfg
 
 SMALL = "resnet-small"
-# two stages behind a narrow stem: 16 px images keep a 4x4 map, and one CPU core trains a batch of 32 in about 10 ms
+# Two stages after a narrow stem: 16 px images keep a 4x4 map, and one CPU core trains a batch of 32 in about 10 ms.
 _SMALL_ARGUMENTS: dict[str, Any] = {"stem_type": "deep", "stem_width": 16, "layers": (1, 1), "channels": (32, 64)}
 _CLASSIFIERS = ("fc.", "head.", "classifier.")
 _SUFFIXES = (".safetensors", ".pth")
 
 
 class Backbone(nn.Module):
-    """A timm feature extractor that returns its last map (B, d, H', W') for images (B, 3, H, W)."""
+    """A timm feature extractor that returns its last feature map: (B, 3, H, W) → (B, d, H', W')."""
 
     def __init__(self, net: nn.Module) -> None:
         """Wrap a model built with `features_only=True`."""
@@ -47,9 +47,9 @@ def build_backbone(
 ) -> Backbone:
     """Build a backbone by its timm name, or "resnet-small" for small images on a CPU.
 
-    pretrained: "none", "imagenet" (fetched by timm), or the path of a weight file or of a folder that holds one.
-    norm: "group" replaces batch normalisation, "frozen" fixes its statistics and its affine weights.
-    image_size: in pixels, for the models that must know it when they are built.
+    pretrained: "none", "imagenet" (downloaded by timm), or the path of a weight file or of a folder that holds one.
+    norm: "group" replaces batch normalisation by group normalisation, "frozen" fixes its statistics and weights.
+    image_size: in pixels; only models with a fixed input size need it.
     """
     from timm.layers.norm_act import freeze_batch_norm_2d
 
@@ -60,7 +60,7 @@ def build_backbone(
     if pretrained not in ("none", "imagenet"):
         file = _find_file(name, Path(pretrained))
         _check_keys(file, given=_read_keys(file), wanted=set(_create(name, options).state_dict()))
-        # a custom loader of timm's would expect another file format
+        # timm's custom loaders expect another file format
         options["pretrained_cfg_overlay"] = {"file": str(file), "custom_load": False}
     options |= {"pretrained": pretrained != "none", "features_only": True, "out_indices": (-1,)}
     with _impatient_hub() if pretrained == "imagenet" else nullcontext():
@@ -75,7 +75,7 @@ def build_backbone(
 
 
 def _record(name: str) -> "PretrainedCfg":
-    """Return what timm knows about a model; resnet-small is ours and has no weights."""
+    """Return timm's record of a model; resnet-small is our own and has no published weights."""
     import timm
     from timm.models import PretrainedCfg
 
@@ -94,7 +94,7 @@ def _record(name: str) -> "PretrainedCfg":
 
 
 def _create(name: str, options: dict[str, Any]) -> nn.Module:
-    """Call `timm.create_model`, its refusals turned into one sentence."""
+    """Call `timm.create_model`, and turn its errors into one sentence."""
     import timm
 
     try:
@@ -103,23 +103,23 @@ def _create(name: str, options: dict[str, Any]) -> nn.Module:
         return timm.create_model(name, **options)
     except OSError as error:
         raise FedncaError(
-            f"the ImageNet weights of '{name}' cannot be fetched (no network?); supply them with `--pretrained FILE`"
+            f"the ImageNet weights of '{name}' cannot be downloaded (no network?); give them with `--pretrained FILE`"
         ) from error
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise FedncaError(
-            f"backbone '{name}' cannot be built ({shorten(str(error), 200)}); choose another one, size or weights"
+            f"backbone '{name}' cannot be built ({shorten(str(error), 200)}); choose another one, image size or weights"
         ) from error
 
 
 @contextmanager
 def _impatient_hub() -> Iterator[None]:
-    """Turn to the local cache at once where the hub cannot be reached; it would retry for a minute."""
+    """Use the local cache at once if the hub cannot be reached, instead of retrying for a minute."""
     from huggingface_hub import constants, get_session
 
     before = constants.HF_HUB_OFFLINE
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:  # noqa: BLE001 (requests' or httpx's, by the hub's version)
+    except Exception:  # noqa: BLE001 (of requests or of httpx, depending on the hub's version)
         constants.HF_HUB_OFFLINE = True
     try:
         yield
@@ -128,7 +128,7 @@ def _impatient_hub() -> Iterator[None]:
 
 
 def _find_file(name: str, path: Path) -> Path:
-    """Return the weight file that a path names, be it the file or its folder."""
+    """Return the weight file at a path, which may be the file or its folder."""
     if path.is_dir():
         stem = name.partition(".")[0]  # without the tag of the published weights
         found = sorted(p for p in path.iterdir() if p.name.startswith(stem) and p.suffix in _SUFFIXES)
@@ -148,7 +148,7 @@ def _find_file(name: str, path: Path) -> Path:
 
 
 def _read_keys(file: Path) -> set[str]:
-    """Return the names of the tensors in a weight file, without ever unpickling objects."""
+    """Return the names of the tensors in a weight file, without unpickling objects."""
     from safetensors import SafetensorError
     from timm.models import load_state_dict
 
@@ -156,12 +156,12 @@ def _read_keys(file: Path) -> set[str]:
         return set(load_state_dict(str(file), weights_only=True))
     except (SafetensorError, OSError, EOFError, RuntimeError, ValueError, AttributeError) as error:
         raise FedncaError(
-            f"weight file '{file}' cannot be read as plain tensors ({shorten(str(error), 120)}); fetch it again"
+            f"weight file '{file}' cannot be read as plain tensors ({shorten(str(error), 120)}); download it again"
         ) from error
 
 
 def _check_keys(file: Path, given: set[str], wanted: set[str]) -> None:
-    """Refuse weights that are not this model's; its classifier is replaced anyway, and a counter may be missing."""
+    """Refuse weights of another model; the classifier's do not matter, and batch counters may be missing."""
     wanted, given = ({key for key in keys if not key.startswith(_CLASSIFIERS)} for keys in (wanted, given))
     missing = sorted(key for key in wanted - given if not key.endswith("num_batches_tracked"))
     unexpected = sorted(given - wanted)
@@ -172,12 +172,12 @@ def _check_keys(file: Path, given: set[str], wanted: set[str]) -> None:
             if keys
         ]
         raise FedncaError(
-            f"weight file '{file}' does not fit the backbone ({'; '.join(faults)}); use one saved from this backbone"
+            f"weight file '{file}' does not fit the backbone ({'; '.join(faults)}); use weights of this backbone"
         )
 
 
 def _group_batch_norm(module: nn.Module) -> None:
-    """Replace every BatchNorm2d below a module by a GroupNorm that keeps its affine weights."""
+    """Replace every BatchNorm2d in a module by a GroupNorm with the same affine weights."""
     from timm.layers.norm_act import BatchNormAct2d, GroupNormAct
 
     for name, child in module.named_children():

@@ -1,4 +1,4 @@
-"""Heads that compare the pooled feature, scaled to unit length, with a classifier that is never trained."""
+"""Heads that compare the pooled feature, scaled to unit length, with a fixed classifier."""
 
 import torch
 import torch.nn.functional as F
@@ -8,17 +8,20 @@ from fednca.models.heads import Output, pool
 
 
 def unit_features(feature_map: Tensor, like: Tensor) -> Tensor:
-    """Pool a feature map (B, d, H, W) and scale to unit length (B, d), in the arithmetic of `like`."""
+    """Pool a feature map (B, d, H, W) and scale it to unit length, (B, d), in the dtype of `like`."""
     return F.normalize(pool(feature_map).to(like.dtype), dim=1)
 
 
 class CosineHead(nn.Module):
-    """Cosines with fixed unit prototypes (C, d), absent from the state dict, times one learnable scale: s·z·m_c."""
+    """The feature's cosine with each class's fixed unit vector, times one learnable scale: s·z·m_c.
+
+    prototypes: (C, d), the class vectors, which are not in the state dict.
+    """
 
     prototypes: Tensor
 
     def __init__(self, prototypes: Tensor, scale: float) -> None:
-        """Take the prototypes and what the scale starts as."""
+        """Take the class vectors and the scale to start from."""
         super().__init__()
         self.register_buffer("prototypes", prototypes.clone(), persistent=False)
         self.scale = nn.Parameter(torch.tensor(scale))
@@ -31,13 +34,13 @@ class CosineHead(nn.Module):
 
 
 class SphereHead(nn.Module):
-    """Scores W·z + b; W (C, d) and b () are not trained but in the state dict, so that calibration can replace them."""
+    """Scores W·z + b; W (C, d) and b () are fixed, but in the state dict, so that SphereFed can replace them."""
 
     weight: Tensor
     offset: Tensor
 
     def __init__(self, weight: Tensor, offset: float) -> None:
-        """Take the classifier to train the features against."""
+        """Take the W and b that the features are trained with."""
         super().__init__()
         self.register_buffer("weight", weight.clone())
         self.register_buffer("offset", torch.tensor(offset))

@@ -1,4 +1,4 @@
-"""What turns a feature map into one logit per class, and the classifier made of a backbone and such a head."""
+"""Heads, which turn a feature map into one logit per class, and the classifier: a backbone and a head."""
 
 from typing import NamedTuple
 
@@ -15,13 +15,13 @@ class Output(NamedTuple):
     logits: Tensor
     """(B, C)"""
     similarity: Tensor | None
-    """(B, C, C), A[c, r] = h_c·m_r, where features are per class"""
+    """(B, C, C), A[c, r] = h_c·m_r: each class's feature times every class vector, or None"""
     features: Tensor
     """(B, d) pooled, or (B, C, d) per class"""
 
 
 def pool(feature_map: Tensor) -> Tensor:
-    """Average a feature map (B, d, H, W) over its pixels, such that its gradient lies channels last as well."""
+    """Average a feature map (B, d, H, W) over its pixels, such that its gradient is channels-last too."""
     return feature_map.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1)
 
 
@@ -40,7 +40,7 @@ class LinearHead(nn.Module):
 
 
 class MLPHead(nn.Module):
-    """The released baseline head "FC" on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
+    """The head "FC" of the authors' code, on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
 
     def __init__(self, dim: int, num_classes: int, hidden: int = 1024) -> None:
         """Build the layers from d channels over `hidden` units to C logits."""
@@ -56,7 +56,11 @@ class MLPHead(nn.Module):
 
 
 class _PrototypeHead(nn.Module):
-    """Prototypes (C, d), fixed and absent from the state dict unless `trainable`, and the released affine logits."""
+    """Base of heads that compare features with class vectors (prototypes), (C, d).
+
+    The vectors are fixed and not in the state dict, unless `trainable`. `affine` adds the learnable scale and biases of
+    the authors' code to the logits.
+    """
 
     prototypes: Tensor
     scale: nn.Parameter | None
@@ -72,21 +76,21 @@ class _PrototypeHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(prototypes))) if affine else None
 
     def _dots(self, features: Tensor) -> Tensor:
-        """Return the products of features (…, d) with all prototypes, (…, C), exact whatever autocast says.
+        """Return the products of features (…, d) with all prototypes, (…, C), in full precision even under autocast.
 
-        Prototypes of a simplex sum to zero, so no feature is far from all of them. Rounded to bf16 they do not, and a
-        loss that asks for such a feature, as L_Neg does, makes features grow without end along what is left over.
+        The vectors of an ETF sum to zero, so no feature is far from all of them. Rounded to bf16 they do not. A loss
+        that asks for such a feature, as L_Neg does, then makes features grow without bound along that sum.
         """
         with torch.autocast(features.device.type, enabled=False):
             return features.to(self.prototypes.dtype) @ self.prototypes.T
 
     def _logits(self, dots: Tensor) -> Tensor:
-        """Apply s·dot + b_c to the dot products (B, C) where the head is affine."""
+        """Apply s·dot + b_c to the dot products (B, C) if the head is affine."""
         return dots if self.scale is None or self.bias is None else self.scale * dots + self.bias
 
 
 class ETFHead(_PrototypeHead):
-    """Dot products of the globally pooled feature z with the prototypes: logit_c = z·m_c."""
+    """Dot products of the globally pooled feature z with the class vectors: logit_c = z·m_c."""
 
     def forward(self, feature_map: Tensor) -> Output:
         """Score a feature map (B, d, H, W)."""
@@ -95,14 +99,14 @@ class ETFHead(_PrototypeHead):
 
 
 class LADMHead(_PrototypeHead):
-    """Dot products of each class's own feature with its prototype: logit_c = h_c·m_c."""
+    """Dot products of each class's own feature with its class vector: logit_c = h_c·m_c."""
 
     def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
-        """Join the attention that makes H (B, C, d) to the prototypes M (C, d)."""
+        """Take the attention that makes the features H (B, C, d), and the class vectors M (C, d)."""
         super().__init__(prototypes, affine=affine, trainable=trainable)
         if ladm.queries.shape != prototypes.shape:
             found = f"queries of shape {tuple(ladm.queries.shape)}, prototypes of shape {tuple(prototypes.shape)}"
-            raise FedncaError(f"the attention and the head differ in their classes or width: {found}; give them alike")
+            raise FedncaError(f"the attention and the head do not match: {found}; give both the same shape")
         self.ladm = ladm
 
     def forward(self, feature_map: Tensor) -> Output:
@@ -116,7 +120,7 @@ class Classifier(nn.Module):
     """A backbone (B, 3, H, W) → (B, d, H', W') followed by a head."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        """Join the two."""
+        """Take the backbone and the head."""
         super().__init__()
         self.backbone = backbone
         self.head = head

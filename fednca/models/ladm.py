@@ -15,7 +15,9 @@ def sincos_table(height: int, width: int, dim: int) -> Tensor:
     Returns: (H*W, d), row y*W + x.
     """
     if dim % 4:
-        raise FedncaError(f"a 2-D sine-cosine table of {dim} channels cannot be built; use a multiple of 4")
+        raise FedncaError(
+            f"a position table of {dim} channels cannot be built; use a multiple of 4, or set position to false"
+        )
     frequencies = 10000 ** (-4 / dim * torch.arange(dim // 4, dtype=torch.float64))
     y, x = (_sincos_axis(size, frequencies) for size in (height, width))
     grid = torch.cat([y[:, None].expand(-1, width, -1), x[None].expand(height, -1, -1)], dim=-1)
@@ -31,7 +33,7 @@ def _sincos_axis(size: int, frequencies: Tensor) -> Tensor:
 class LADM(nn.Module):
     """Multi-head attention from one query per class to the positions of a feature map.
 
-    queries: (C, d), fixed and absent from the state dict unless `learnable_queries`.
+    queries: (C, d), fixed and not in the state dict, unless `learnable_queries`.
     """
 
     queries: Tensor
@@ -39,7 +41,7 @@ class LADM(nn.Module):
     def __init__(
         self, dim: int, queries: Tensor, heads: int = 4, position: bool = True, learnable_queries: bool = False
     ) -> None:
-        """Build the attention; `dim` must be a multiple of `heads`, and of 4 where `position` is on."""
+        """Build the attention; `dim` must be a multiple of `heads`, and of 4 if `position` is on."""
         super().__init__()
         if dim % heads:
             raise FedncaError(f"{heads} attention heads do not divide {dim} channels; use a divisor of {dim}")
@@ -64,7 +66,7 @@ class LADM(nn.Module):
     def _attend(self, feature_map: Tensor, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         tokens = feature_map.flatten(2).transpose(1, 2)  # Z: (B, S, d)
         if self.position:
-            tokens = tokens + self._table(feature_map)  # Z~ = Z + P serves keys and values alike
+            tokens = tokens + self._table(feature_map)  # Z~ = Z + P is for both keys and values
         if need_weights:
             queries = self.queries.expand(len(tokens), -1, -1)
             features, weights = self.attention(queries, tokens, tokens, average_attn_weights=False)
@@ -72,7 +74,7 @@ class LADM(nn.Module):
         return self._read(tokens), None
 
     def _read(self, tokens: Tensor) -> Tensor:
-        """Attend as `self.attention` does, (B, S, d) to (B, C, d), projecting the queries once and not per image."""
+        """Do what `self.attention` does, (B, S, d) → (B, C, d), but project the queries once, not for each image."""
         heads, width = self.attention.num_heads, self.attention.head_dim
         dims = [heads * width, 2 * heads * width]
         assert self.attention.in_proj_weight is not None
@@ -90,7 +92,7 @@ class LADM(nn.Module):
         (height, width), device, dtype = feature_map.shape[-2:], feature_map.device, feature_map.dtype
         key = (height, width, device, dtype)
         if key not in self._tables:
-            # a table first built while evaluating must stay usable in training
+            # A table that is first built in evaluation must stay usable in training.
             with torch.inference_mode(False):
                 self._tables[key] = sincos_table(height, width, feature_map.shape[1]).to(device, dtype)
         return self._tables[key]

@@ -1,4 +1,4 @@
-"""One fixed vector per class name: from CLIP's text tower, from a file, or random where there is neither."""
+"""One fixed vector per class name: from CLIP's text encoder, from a file, or random."""
 
 import hashlib
 import importlib
@@ -23,7 +23,7 @@ from fednca.randomness import seeded
 PROMPT = "The photo contains {name}."
 CLIP = ("ViT-B-32-quickgelu", "openai")  # open_clip's names of architecture and weights
 SUFFIXES = (".npz", ".npy", ".safetensors")
-# what PASCAL VOC and CIFAR-10 call the classes that COCO, and tables made for it, call otherwise
+# Class names of PASCAL VOC and CIFAR-10, and what COCO calls the same classes.
 ALIASES = {
     "aeroplane": "airplane",
     "automobile": "car",
@@ -34,10 +34,10 @@ ALIASES = {
 
 
 def text_table(classes: Sequence[str], dim: int, source: str = "auto", seed: int = 0) -> tuple[Tensor, str]:
-    """Return unit rows (C, d), one per class, and the name of their origin.
+    """Return one unit vector per class, (C, d), and the name of their origin.
 
-    source: `clip`, `random`, a file, or `auto` for `clip` where open_clip is installed and `random` elsewhere.
-    A table of another width than d goes through a seeded random projection with orthonormal rows or columns.
+    source: `clip`, `random`, a file, or `auto`, which is `clip` if open_clip is installed and `random` if not.
+    A table of another width than d is projected by a seeded random matrix with orthonormal rows or columns.
     """
     source = resolve_source(source)
     if source == "random":
@@ -47,20 +47,22 @@ def text_table(classes: Sequence[str], dim: int, source: str = "auto", seed: int
 
 
 def keep_table(path: Path, classes: Sequence[str], texts: Tensor) -> None:
-    """Write the rows (C, d) of a model as a text table."""
+    """Write a model's text vectors (C, d) as a text table."""
     write_arrays(path, {"names": np.array(classes), "table": texts.numpy(force=True)})
 
 
 def kept_table(path: Path, shape: tuple[int, int]) -> Tensor:
-    """Return the rows (C, d) that `keep_table` wrote, as they are."""
-    table = torch.from_numpy(read_arrays(path, "put it back").get("table", np.empty(0)))
+    """Return the text vectors (C, d) that `keep_table` wrote, unchanged."""
+    table = torch.from_numpy(read_arrays(path, "put the original file back").get("table", np.empty(0)))
     if table.shape != shape:
-        raise FedncaError(f"'{path}' is not the table of this model, whose rows are of shape {shape}; put it back")
+        raise FedncaError(
+            f"'{path}' is not this model's text table, which has shape {shape}; put the original file back"
+        )
     return table.float()
 
 
 def resolve_source(source: str) -> str:
-    """Replace `auto` by what it stands for on this machine."""
+    """Replace `auto` by what it means on this machine, and refuse an unknown source."""
     if source == "auto":
         return "clip" if importlib.util.find_spec("open_clip") else "random"
     if source not in {"clip", "random"} and Path(source).suffix not in SUFFIXES:
@@ -69,13 +71,13 @@ def resolve_source(source: str) -> str:
 
 
 def origin(source: str) -> str:
-    """Name where a resolved source's vectors come from, for every table of results that rests on them."""
+    """Return where a resolved source's vectors come from, to be shown with every result that depends on them."""
     names = {"clip": "CLIP ViT-B/32", "random": "random orthonormal stand-in"}
     return names.get(source) or f"file {Path(source).name}"
 
 
 def project(table: Tensor, dim: int, seed: int) -> Tensor:
-    """Bring rows (C, w) to width d by a seeded random matrix whose shorter sides are orthonormal."""
+    """Project rows (C, w) to width d by a seeded random matrix with orthonormal rows or columns."""
     width = table.shape[1]
     if width == dim:
         return table
@@ -84,7 +86,7 @@ def project(table: Tensor, dim: int, seed: int) -> Tensor:
 
 
 def clip_table(classes: Sequence[str]) -> NDArray[np.float64]:
-    """Return CLIP's text embeddings (C, 512), from the cache where they have been computed before."""
+    """Return CLIP's text embeddings (C, 512), from the cache if they have been computed before."""
     prompts = [PROMPT.format(name=name.replace("_", " ")) for name in classes]
     key = hashlib.sha256("\n".join([*CLIP, *prompts]).encode()).hexdigest()[:16]
     path = cache_folder() / f"clip-{key}.npz"
@@ -99,7 +101,7 @@ def clip_table(classes: Sequence[str]) -> NDArray[np.float64]:
 
 
 def encode_with_clip(prompts: list[str]) -> NDArray[np.float32]:
-    """Embed prompts with open_clip's text tower, leaving the global random state alone."""
+    """Embed prompts with open_clip's text encoder, without changing the global random state."""
     open_clip = needed("open_clip", "clip", "text table 'clip'", ", or use random or a file")
     architecture, weights = CLIP
     try:
@@ -108,18 +110,18 @@ def encode_with_clip(prompts: list[str]) -> NDArray[np.float32]:
             embedded: Tensor = model.encode_text(open_clip.get_tokenizer(architecture)(prompts))
     except (OSError, RuntimeError) as error:
         raise FedncaError(
-            f"CLIP's weights '{weights}' could not be loaded ({error}); connect once, or use random or a file"
+            f"CLIP's weights '{weights}' could not be loaded ({error}); go online once, or use random or a file"
         ) from error
     return embedded.float().numpy()
 
 
 def file_table(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
-    """Return the rows (C, w) of a file in the order of the classes, matched by name where the file has names."""
+    """Return the rows (C, w) of a file in the order of the classes, matched by name if the file has names."""
     table, names = read_table(path)
     if names is None:
         if len(table) != len(classes):
             raise FedncaError(
-                f"'{path}' has {len(table)} rows and no names for {len(classes)} classes; use one row each"
+                f"'{path}' has {len(table)} rows and no names for {len(classes)} classes; give one row per class"
             )
         return table
     exact = {name.lower(): row for row, name in enumerate(names)}
@@ -132,7 +134,7 @@ def file_table(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
 
 
 def canonical(name: str) -> str:
-    """Return a name without case, spaces and signs, and in COCO's word where datasets differ.
+    """Return a name in lower case, without spaces and signs, and as COCO calls it.
 
     >>> canonical("Dining table"), canonical("diningtable"), canonical("sofa")
     ('diningtable', 'diningtable', 'couch')
@@ -142,21 +144,21 @@ def canonical(name: str) -> str:
 
 
 def read_table(path: Path) -> tuple[NDArray[np.float64], list[str] | None]:
-    """Read the array `table` (or the only one) of a file, and its `names` where it has them."""
+    """Read the array `table` (or the only one) of a file, and its `names` if it has them."""
     arrays = read_arrays(path, "give another text table")
     names = arrays.pop("names", None)
     if "table" not in arrays and len(arrays) != 1:
         found = ", ".join(sorted(arrays)) or "none"
-        raise FedncaError(f"'{path}' has no array 'table' (found: {found})")
+        raise FedncaError(f"'{path}' has no array 'table' (found: {found}); name the matrix 'table'")
     table = arrays["table"] if "table" in arrays else next(iter(arrays.values()))
     if table.ndim != 2 or table.dtype.kind not in "fiu":
         raise FedncaError(
-            f"the text table '{path}' is not a matrix of numbers but {table.dtype} of shape {table.shape}"
+            f"the text table '{path}' is {table.dtype} of shape {table.shape}; give a matrix with one row per class"
         )
     if names is not None and names.shape != table.shape[:1]:
         raise FedncaError(f"'{path}' names {names.size} of its {len(table)} rows; name each row once")
     numbers = table.astype(np.float64)
     lengths = np.linalg.norm(numbers, axis=1)
     if not (np.isfinite(lengths) & (lengths > 0)).all():
-        raise FedncaError(f"the text table '{path}' has a row that is zero or not finite")
+        raise FedncaError(f"the text table '{path}' has a row that is zero or not finite; give each class a vector")
     return numbers, None if names is None else [str(name) for name in names]

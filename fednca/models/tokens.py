@@ -1,4 +1,4 @@
-"""Heads that read one feature per class from the positions of the map by attention, without an ETF."""
+"""Heads that read one feature per class from the map by attention, and score it with learnt weights."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from fednca.models.ladm import LADM
 
 
 class PerClassLinear(nn.Linear):
-    """One weight vector and bias per class on that class's own feature: (B, C, d) gives (B, C)."""
+    """One weight vector and bias per class, for that class's own feature: (B, C, d) → (B, C)."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Score each class by its own feature."""
@@ -17,10 +17,10 @@ class PerClassLinear(nn.Linear):
 
 
 class DecoderHead(nn.Module):
-    """One decoder layer from learnable class queries to the map, without self-attention between the queries."""
+    """One decoder layer: learnable class queries attend to the map, but not to each other."""
 
     def __init__(self, dim: int, num_classes: int, heads: int = 4, position: bool = True) -> None:
-        """Build cross-attention and a feed-forward net of 2d hidden units, each with a residual and LayerNorm."""
+        """Build attention and a feed-forward net of 2d hidden units, each with a residual connection and LayerNorm."""
         super().__init__()
         queries = torch.randn(num_classes, dim)
         self.attention = LADM(dim, queries, heads=heads, position=position, learnable_queries=True)
@@ -37,9 +37,10 @@ class DecoderHead(nn.Module):
 
 
 class LabelTransformerHead(nn.Module):
-    """Self-attention over the map's positions and one token per label, made of its text and of what is known of it.
+    """Self-attention over the map's positions and one token per label.
 
-    texts: (C, d), states: (3, d) for unknown, negative and positive; both frozen and absent from the state dict.
+    A label's token is the sum of its text vector and the vector of its state: unknown, negative or positive.
+    texts: (C, d), states: (3, d); both are fixed and not in the state dict.
     """
 
     texts: Tensor
@@ -54,16 +55,16 @@ class LabelTransformerHead(nn.Module):
         self.register_buffer("texts", texts.clone(), persistent=False)
         self.register_buffer("states", states.clone(), persistent=False)
         self.norm = nn.LayerNorm(dim)
-        # nn.TransformerEncoder would start every layer as a copy of the first
+        # nn.TransformerEncoder would start every layer as a copy of the first.
         self.encoder = nn.Sequential(
             *(nn.TransformerEncoderLayer(dim, heads, ffn, dropout, batch_first=True) for _ in range(layers))
         )
         self.classifier = PerClassLinear(dim, num_classes)
 
     def forward(self, feature_map: Tensor, known: Tensor | None = None) -> Output:
-        """Score a feature map (B, d, H, W), given what is known of its labels.
+        """Score a feature map (B, d, H, W), given some of its labels.
 
-        known: (B, C), 1 or 0 for a label that is revealed and -1 for one that is not; left out: none is.
+        known: (B, C), 1 or 0 for a revealed label and -1 for a hidden one; by default all are hidden.
         """
         image_tokens = feature_map.flatten(2).transpose(1, 2)  # (B, S, d)
         num_classes = len(self.texts)

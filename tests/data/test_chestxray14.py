@@ -192,7 +192,7 @@ def test_a_listed_image_without_an_entry_is_named(root):
         (["00000001_000.png,,0,1"], "line 2 has the unknown finding ''"),
         (["00000001_000.png,Mass,0,1", "", "00000002_000.png,Mass"], "line 4 has only 2 fields"),
         (["00000001_000.png,Mass,0,one"], "line 2 has the patient 'one'"),
-        (["a.png,Mass,0,1", "a.png,Mass,0,1"], r"line 3 has the image 'a\.png' a second time"),
+        (["a.png,Mass,0,1", "a.png,Mass,0,1"], r"line 3 repeats the image 'a\.png'; remove"),
         ([], "has no rows"),
     ],
 )

@@ -117,7 +117,7 @@ def test_without_a_folder_the_setting_is_named():
     [
         (lambda content: content[:-1], r"test_batch\.bin' has 122919 bytes, not a multiple of 3073"),
         (lambda content: b"", r"test_batch\.bin' has 0 bytes"),
-        (lambda content: content[:3073] + b"\x0b" + content[3074:], r"test_batch\.bin' record 1 has class 11 of 10"),
+        (lambda content: content[:3073] + b"\x0b" + content[3074:], r"test_batch\.bin' record 1 has class 11, not 0"),
     ],
 )
 def test_a_damaged_file_is_named(root, change, sentence):

@@ -76,7 +76,7 @@ def test_a_folder_that_stands_is_not_downloaded_again(root):
 def test_a_missing_image_is_named_and_the_others_counted(root):
     for image in (30, 25):
         (root / f"train2017/{image:012}.jpg").unlink()
-    with pytest.raises(FedncaError, match=r"train2017/000000000030\.jpg' is missing, and so are 1 more of the 2"):
+    with pytest.raises(FedncaError, match=r"train2017/000000000030\.jpg' is missing \(and 1 more of the 2"):
         load(Options(), root)
 
 
@@ -89,9 +89,9 @@ def test_a_missing_image_is_named_and_the_others_counted(root):
         (lambda c: c["images"][1].update(id=7), r"images\[1\] of .* has no file_name or no id of its own"),
         (lambda c: c["images"].append(3), r"images\[2\] of .* has no file_name or no id of its own"),
         (lambda c: c["categories"][2].update(name="unicorn"), "has a category 'unicorn'"),
-        (lambda c: c["annotations"][0].update(image_id=99), r"annotations\[0\] of .* names no image and category"),
-        (lambda c: c["annotations"][0].update(category_id=[1]), r"annotations\[0\] of .* names no image and category"),
-        (lambda c: c["annotations"].append(None), r"annotations\[1\] of .* names no image and category"),
+        (lambda c: c["annotations"][0].update(image_id=99), r"annotations\[0\] of .* names an image or category that"),
+        (lambda c: c["annotations"][0].update(category_id=[1]), r"annotations\[0\] of .* that the file lacks"),
+        (lambda c: c["annotations"].append(None), r"annotations\[1\] of .* names an image or category that"),
     ],
 )
 def test_malformed_annotations_are_named_with_their_place(tmp_path, change, sentence):

@@ -127,8 +127,8 @@ def test_dermamnist_has_the_published_prevalences(part, pairs, class_index, perc
 @pytest.mark.parametrize(
     ("labels", "singles", "pairs", "sentence"),
     [
-        ([0, 0, 1], 2, 0, "class 1 has 1 source images for 2 singles"),
-        ([0, 0, 2], None, 1, "class 1 has no source image for 1 composites per pair"),
+        ([0, 0, 1], 2, 0, "class 1 has only 1 source images for 2 singles"),
+        ([0, 0, 2], None, 1, "class 1 has no source image for its 1 composites per pair"),
     ],
 )
 def test_too_few_source_images_are_named(labels, singles, pairs, sentence):

@@ -54,7 +54,7 @@ def test_the_seed_decides_the_composites(tmp_path):
         ({"test_images": np.zeros((21, 28, 28), np.uint8)}, r"test_images of '.*npz' are uint8 \(21, 28, 28\)"),
         (
             {"train_labels": np.full((28, 1), 7, np.uint8)},
-            r"train_labels of '.*npz' has 7 in row 0; classes are 0 to 6",
+            r"train_labels of '.*npz' has 7 in row 0, but classes are 0 to 6",
         ),
         ({"train_labels": np.zeros((27, 1), np.uint8)}, r"train_images of '.*npz' are .* for 27 labels"),
         ({"val_images": np.array([{}], object)}, r"dermamnist\.npz' cannot be read .*; download it again"),
@@ -82,7 +82,7 @@ def test_a_single_array_is_no_archive(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    assert missing(tmp_path) == [f"'{tmp_path / 'dermamnist.npz'}' (MedMNIST's file of 28 pixels)"]
+    assert missing(tmp_path) == [f"'{tmp_path / 'dermamnist.npz'}' (MedMNIST's file of 28-pixel images)"]
     with pytest.raises(FedncaError, match=r"dermamnist lacks '.*dermamnist\.npz'"):
         load(SMALL, tmp_path)
 

@@ -93,7 +93,7 @@ def test_a_federation_of_other_labels_is_refused(tmp_path):
     changed = dataset.train.labels.copy()
     changed[0, 0] ^= 1
     other = Dataset("toy", dataset.classes, Split(dataset.train.images, changed), dataset.val, dataset.test)
-    with pytest.raises(FedncaError, match="deals out other labels than those of toy"):
+    with pytest.raises(FedncaError, match="was made for other labels than those of toy"):
         Federation.load(tmp_path / "partition.npz", other)
 
 
@@ -101,7 +101,7 @@ def test_other_test_labels_are_refused_too_but_where_they_were_not_written_down(
     dataset, path = make_dataset(val=True), tmp_path / "partition.npz"
     build_federation(dataset, **SETTINGS).save(path)
     other = replace(dataset, test=Split(dataset.test.images, 1 - dataset.test.labels))
-    with pytest.raises(FedncaError, match="deals out other labels than those of toy"):
+    with pytest.raises(FedncaError, match="was made for other labels than those of toy"):
         Federation.load(path, other)
     with np.load(path, allow_pickle=False) as arrays:
         older = {name: array for name, array in arrays.items() if name != "test/fingerprint"}
@@ -167,7 +167,7 @@ def test_other_groups_or_classes_are_refused(tmp_path, change):
         "groups": replace(dataset, train=Split(train.images, train.labels, train.groups[::-1].copy())),
         "classes": replace(dataset, classes=("b", "a", "c", "d")),
     }
-    with pytest.raises(FedncaError, match="deals out other labels"):
+    with pytest.raises(FedncaError, match="was made for other labels"):
         Federation.load(tmp_path / "partition.npz", other[change])
 
 

@@ -119,7 +119,7 @@ def test_a_file_put_there_by_hand_is_checked_and_never_removed(server, tmp_path)
     (tmp_path / "a").write_bytes(CONTENT)
     download(f"{server.url}/file", tmp_path / "a", checksum=MD5, progress=silent)
     (tmp_path / "a").write_bytes(b"something else")
-    with pytest.raises(FedncaError, match=rf"a' is not the official file, whose checksum is {MD5}; remove it"):
+    with pytest.raises(FedncaError, match=rf"a' is not the official file, whose checksum is {MD5}; delete it"):
         download(f"{server.url}/file", tmp_path / "a", checksum=MD5, progress=silent)
     assert (tmp_path / "a").read_bytes() == b"something else"
     assert server.ranges == []
@@ -191,8 +191,8 @@ def test_a_folder_of_an_archive_becomes_the_target(tmp_path, kind, inner, unpack
         (make_zip({"images/a": CONTENT}).replace(CONTENT[1000:1010], b"0123456789"), "cannot be unpacked"),
         (make_zip({"images/a": b"1", "images/../../evil": b"2"}), r"'images/\.\./\.\./evil' points outside"),
         (make_zip({"images/a": b"1", "/evil": b"2"}), "'/evil' points outside"),
-        (make_tar({"images/a": b"1", "../evil": b"2"}), "cannot be unpacked: .*evil.* outside the destination"),
-        (make_tar({"other/a": b"1"}), "holds no folder 'images'"),
+        (make_tar({"images/a": b"1", "../evil": b"2"}), r"cannot be unpacked \(.*evil.* outside the destination"),
+        (make_tar({"other/a": b"1"}), "has no folder 'images'"),
     ],
     ids=["empty", "page", "cut", "changed", "upwards", "absolute", "tar-upwards", "other"],  # an archive has its time
 )

@@ -234,7 +234,7 @@ def test_a_killed_worker_is_one_sentence(files, cache):
 
     killer = threading.Thread(target=kill_when_born, daemon=True)
     killer.start()
-    with pytest.raises(RunFailedError, match=r"^a worker was killed, perhaps for want of memory; free some"):
+    with pytest.raises(RunFailedError, match=r"^a worker was killed, perhaps because memory ran out; free some"):
         open_store(FileImages(files.paths * 20), SIZE, folder=cache, workers=2)
     killer.join()
     assert list(cache.iterdir()) == []

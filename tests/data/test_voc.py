@@ -89,8 +89,8 @@ def test_a_missing_image_or_annotation_is_named(root, name, sentence):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("<annotation>\n<object>", r"a\.xml' is no plain XML \(.*line 2"),
-        ("", r"a\.xml' is no plain XML \(no element found"),
+        ("<annotation>\n<object>", r"a\.xml' is not plain XML \(.*line 2"),
+        ("", r"a\.xml' is not plain XML \(no element found"),
         (annotation(["dog", "unicorn"]), r"object 2 of '.*a\.xml' is a 'unicorn'"),
         ("<annotation><object><pose/></object></annotation>", r"object 1 of '.*a\.xml' is a ''"),
     ],
@@ -114,14 +114,14 @@ def test_a_malformed_annotation_is_named_with_its_place(tmp_path, content, sente
 def test_entities_are_refused_in_every_encoding(tmp_path, declared, encoding):
     text = f'<?xml version="1.0" encoding="{encoding}"?>{declared}' + annotation(["dog"])
     (tmp_path / "a.xml").write_bytes(text.encode(encoding))
-    with pytest.raises(FedncaError, match=r"a\.xml' is no plain XML \(it declares a DOCTYPE\)"):
+    with pytest.raises(FedncaError, match=r"a\.xml' is not plain XML \(it declares a DOCTYPE\)"):
         read_annotation(tmp_path / "a.xml")
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("2008_000008\n\n2008_000015\n2008_000008\n", r"train\.txt' names '2008_000008' in lines 1 and 4"),
+        ("2008_000008\n\n2008_000015\n2008_000008\n", r"train\.txt' names '2008_000008' twice, in lines 1 and 4"),
         ("\n \n", r"train\.txt' names no image"),
         (b"\xff\xfe\x00", r"train\.txt' cannot be read \(.*utf-8"),
     ],

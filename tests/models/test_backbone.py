@@ -166,7 +166,7 @@ def test_imagenet_without_network_says_how_to_supply_a_file(monkeypatch, tmp_pat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(FedncaError, match=r"'resnet18' cannot be fetched.*--pretrained FILE"):
+    with pytest.raises(FedncaError, match=r"'resnet18' cannot be downloaded.*--pretrained FILE"):
         build_backbone("resnet18", pretrained="imagenet")
 
 

@@ -69,7 +69,7 @@ def test_predict_tells_bad_images_and_goes_on(run, image_folder, capsys, tmp_pat
     printed, err = capsys.readouterr()
     assert printed == ""
     assert err.startswith("fednca: image '")
-    assert "bad.png' is not an image of a known kind" in err
+    assert "bad.png' is not an image of a known format" in err
     facts = json.loads(out.read_text())
     assert len(facts["images"]) == 12
     assert [each["image"] for each in facts["unreadable"]] == [str(tmp_path / "bad.png")]

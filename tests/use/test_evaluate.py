@@ -108,7 +108,7 @@ def test_a_table_like_that_of_training_is_read_as_it_was(data, model, tmp_path):
         ("image,one\n0.png,1\n", {"label_column": "found"}, "label_column 'found' is not in table"),
         ("image,one\n0.png,1\n", {"split": "test"}, "has no column 'split' to find 'test' in; leave --split out"),
         ("image,one\n0.png,2\n", {}, "row 2 has '2' in column 'one'"),
-        ("image,ten\n0.png,2\n", {"ignore_extra": True}, "has no class among its columns"),
+        ("image,ten\n0.png,2\n", {"ignore_extra": True}, "has no class column among"),
         ("image,one\nx.png,1\n", {}, r"x\.png', which is not there"),
         ("image,one,patient\n0.png,1,\n", {}, "row 2 has no patient"),
     ],

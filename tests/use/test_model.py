@@ -101,7 +101,7 @@ def test_a_run_keeps_its_text_table_and_an_older_one_names_the_file_that_is_gone
     (moved.folder / "config.toml").write_text(written)
     shutil.move(moved.folder, tmp_path / "run")
     np.savez(tmp_path / "run/texts.npz", table=np.ones((10, 3)))
-    with pytest.raises(FedncaError, match=r"texts\.npz' is not the table of this model, .* \(10, 64\); put it back"):
+    with pytest.raises(FedncaError, match=r"texts\.npz' is not this model's text table, .* \(10, 64\); put the"):
         TrainedModel(Run(tmp_path / "run"))
     (tmp_path / "run/texts.npz").unlink()  # as in older runs
     with pytest.raises(FedncaError, match=r"needs the text table '.*texts\.npy', which is gone; put it back"):

@@ -67,7 +67,7 @@ def test_predictions_are_the_models_in_the_order_of_the_files(model, mixed):
         assert each.likeliest() == model.classes[int(np.argmax(own))]
     problems = {each.path.name: each.problem for each in found if isinstance(each, ImageError)}
     assert "cut off" in problems["3.png"]
-    assert "not an image of a known kind" in problems["5.png"]
+    assert "not an image of a known format" in problems["5.png"]
 
 
 def test_calibrated_thresholds_decide_by_default(model, image_folder):

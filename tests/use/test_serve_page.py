@@ -172,7 +172,7 @@ def test_garbage_is_told_and_the_next_image_works(page, image_folder, tmp_path, 
     (tmp_path / "garbage.png").write_bytes(bytes(range(256)) * 40)
     drop(page, tmp_path / "garbage.png")
     page.wait_for_selector("#message .problem")
-    assert page.locator("#message").inner_text().startswith("'garbage.png' is not an image of a known kind")
+    assert page.locator("#message").inner_text().startswith("'garbage.png' is not an image of a known format")
     assert page.locator("#evidence img").count() == 0
     page.screenshot(path=pictures / "serve-garbage.png", full_page=True)
     drop(page, image_folder / "0.png", "#image")  # anywhere will do

@@ -1,4 +1,4 @@
-"""Datasets found by name: each module of this folder is one."""
+"""The datasets by name: each module in this folder is one."""
 
 import pkgutil
 from importlib import import_module
@@ -14,7 +14,7 @@ def source_names() -> list[str]:
 
 
 def get_source(name: str) -> Source:
-    """Import the module of the dataset called `name`."""
+    """Import and return the module of the dataset called `name`."""
     if name not in source_names():
         raise unknown_name("dataset", name, source_names())
     return cast(Source, import_module(f"{__name__}.{name.replace('-', '_')}"))

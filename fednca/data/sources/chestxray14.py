@@ -19,7 +19,7 @@ from fednca.options import Options as BaseOptions
 SUMMARY = "chest radiographs of NIH ChestX-ray14, 14 classes, grouped by patient"
 SIZE = "86,524 train / 25,596 test images by the official lists"
 LICENCE = "free use; the NIH Clinical Center asks for credit and a citation of Wang et al. (2017)"
-OBTAINED = "images downloaded, 45 GB; tables by hand from nihcc.app.box.com/v/ChestXray-NIHCC"
+OBTAINED = "images are downloaded, 45 GB; fetch the tables by hand from nihcc.app.box.com/v/ChestXray-NIHCC"
 CLASSES = (
     "Atelectasis",
     "Cardiomegaly",
@@ -43,7 +43,7 @@ ENTRIES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
 LISTS = {"train": "train_val_list.txt", "test": "test_list.txt"}
 LONG_TAIL = {part: f"miccai2023_nih-cxr-lt_labels_{part}.csv" for part in ("train", "val", "test")}
 
-# The shared file of each archive of images, and the MD5 that NIH publishes for it.
+# For each archive of images, the name of its shared file and the MD5 that NIH publishes.
 BOX = (
     ("vfk49d74nhbxq3nqjg0900w5nvkorp5c", "fe8ed0a6961412fddcbb3603c11b3698"),
     ("i28rlmbvmfjbl8p2n3ril0pptcmcu9d1", "ab07a2d7cbe6f65ddd97b4ed7bde10bf"),
@@ -71,12 +71,12 @@ ARCHIVES = tuple(
 
 
 class Options(BaseOptions):
-    """What is predicted, and which images are used."""
+    """Which classes are predicted, and which images are used."""
 
     no_finding: bool = False
-    """Predict 'No Finding' too, as a 15th class."""
+    """Also predict 'No Finding', as a 15th class."""
     missing_images: Literal["fail", "skip"] = "fail"
-    """What images that the tables name but no folder holds do: stop the loading, or be left out."""
+    """What to do about images that are in the tables but in no folder: stop with an error, or leave them out."""
 
 
 Row = tuple[int, str, str, set[str]]
@@ -85,7 +85,7 @@ Row = tuple[int, str, str, set[str]]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of a table: image names, labels (n, 15) with 'No Finding' last, and patients (n,)."""
+    """The rows of a table: image names, labels (n, 15) with 'No Finding' last, and patients (n,)."""
 
     names: list[str]
     labels: NDArray[np.int8]
@@ -93,14 +93,14 @@ class Table:
 
 
 def missing(root: Path) -> list[str]:
-    """Name the tables that are not there, or else count the images that are not."""
+    """Return the missing tables; if there are none, say how many images are missing."""
     tables = missing_tables(root)
     if tables:
         return tables
     try:
         names = [name for table in read_splits(root).values() for name in table.names]
     except FedncaError:
-        return []  # nothing is missing; what is wrong with the tables, loading tells
+        return []  # nothing is missing; `load` says what is wrong with the tables
     there = find_images(root)
     absent = [name for name in names if name not in there]
     if not absent:
@@ -110,7 +110,7 @@ def missing(root: Path) -> list[str]:
 
 
 def missing_tables(root: Path) -> list[str]:
-    """Name the tables that are not there; once one of the MICCAI 2023 tables is, all of those count, else NIH's own."""
+    """Return the missing tables: of the MICCAI 2023 ones if at least one of them is there, else of NIH's own."""
     if (folder := _long_tail_folder(root)) is not None:
         return [f"'{folder / name}' (beside the others)" for name in LONG_TAIL.values() if not (folder / name).exists()]
     wanted = [name for name in LISTS.values() if not (root / name).exists()]
@@ -120,10 +120,10 @@ def missing_tables(root: Path) -> list[str]:
 
 
 def prepare(root: Path, progress: Progress) -> None:
-    """Download the images; the tables have no address that a machine may use, so that they come first, by hand."""
+    """Download the images; the tables, which can only be fetched by hand, must already be there."""
     tables = missing_tables(root)
     if tables:
-        raise FedncaError(f"chestxray14 lacks {', '.join(tables)}; put them there by hand, then prepare again")
+        raise FedncaError(f"chestxray14 lacks {', '.join(tables)}; put them there by hand, then run this again")
     if missing(root):
         for archive in ARCHIVES:
             obtain(archive, root, progress)
@@ -131,7 +131,7 @@ def prepare(root: Path, progress: Progress) -> None:
 
 
 def load(options: Options, root: Path | None) -> Dataset:
-    """Read the MICCAI 2023 (NIH-CXR-LT) splits where their tables are, else NIH's official lists, without val."""
+    """Read the MICCAI 2023 (NIH-CXR-LT) splits if their tables are there, else NIH's official lists (no val)."""
     root = require("chestxray14", root, missing_tables)
     tables = read_splits(root)
     folders = find_images(root)
@@ -141,7 +141,7 @@ def load(options: Options, root: Path | None) -> Dataset:
 
 
 def read_splits(root: Path) -> dict[str, Table]:
-    """Read the tables of all splits, and see to it that no patient is in two of them."""
+    """Read the tables of all splits, and refuse a patient who is in two of them."""
     folder = _long_tail_folder(root)
     if folder is not None:
         tables = {part: read_long_tail(folder / name) for part, name in LONG_TAIL.items()}
@@ -152,27 +152,27 @@ def read_splits(root: Path) -> dict[str, Table]:
         shared = np.intersect1d(tables[one].patients, tables[other].patients)
         if len(shared):
             raise FedncaError(
-                f"patient {shared[0]} is in both {one} and {other} of '{folder or root}', and so are "
-                f"{len(shared) - 1} more; use the official splits, which share none"
+                f"patient {shared[0]} is in both {one} and {other} of '{folder or root}' "
+                f"(and {len(shared) - 1} more); use the official splits, which share no patient"
             )
     return tables
 
 
 def read_entries(path: Path) -> Table:
-    """Read NIH's table of all images, of 2017 or of 2020."""
+    """Read NIH's table of all images, in its version of 2017 or of 2020."""
 
     def rows() -> Iterator[Row]:
         for line, (name, findings, patient) in read_table(path, ("Image Index", "Finding Labels", "Patient ID")):
             found = set(findings.split("|"))
             if unknown := sorted(found.difference(COLUMNS)):
-                raise FedncaError(f"'{path}' line {line} has the unknown finding '{unknown[0]}'; mend the line")
+                raise FedncaError(f"'{path}' line {line} has the unknown finding '{unknown[0]}'; fix the line")
             yield line, name, patient, found
 
     return _table(rows(), path)
 
 
 def read_long_tail(path: Path) -> Table:
-    """Read a MICCAI 2023 table: one column per finding, of which the 14 and 'No Finding' are taken."""
+    """Read a MICCAI 2023 table, which has one column per finding; keep the 14 findings and 'No Finding'."""
 
     def rows() -> Iterator[Row]:
         for line, (name, patient, *cells) in read_table(path, ("id", "subj_id", *COLUMNS)):
@@ -186,13 +186,13 @@ def read_long_tail(path: Path) -> Table:
 
 
 def find_images(root: Path) -> dict[str, Path]:
-    """Find the folder of every image: `images_*/images`, `images`, or the root itself."""
+    """Return the folder of every image by its name: `images_*/images`, `images`, or the root itself."""
     folders = (*sorted(root.glob("images_*/images")), root / "images", root)
     return {name: folder for folder in reversed(folders) if folder.is_dir() for name in os.listdir(folder)}  # noqa: PTH208
 
 
 def _long_tail_folder(root: Path) -> Path | None:
-    """Return where the MICCAI 2023 tables are: in the root, or in the folder that NIH shares them in."""
+    """Return the folder of the MICCAI 2023 tables: the root, or the folder in which NIH shares them."""
     folders = (root, root / "PruneCXR")
     return next((folder for folder in folders for name in LONG_TAIL.values() if (folder / name).exists()), None)
 
@@ -202,23 +202,25 @@ def _table(rows: Iterable[Row], path: Path) -> Table:
     patients: list[int] = []
     for line, name, patient, found in rows:
         if name in findings:
-            raise FedncaError(f"'{path}' line {line} has the image '{name}' a second time; remove the line")
+            raise FedncaError(f"'{path}' line {line} repeats the image '{name}'; remove the line")
         if not patient.isdecimal():
             raise FedncaError(f"'{path}' line {line} has the patient '{patient}'; give a number")
         findings[name] = found
         patients.append(int(patient))
     if not findings:
-        raise FedncaError(f"'{path}' has no rows; put the official table in its place")
+        raise FedncaError(f"'{path}' has no rows; replace it with the official table")
     labels = np.array([[column in found for column in COLUMNS] for found in findings.values()], np.int8)
     return Table(list(findings), labels, np.array(patients, np.int64))
 
 
 def _listed(entries: Table, path: Path) -> Table:
-    """Take the entries that a list names, in its order."""
+    """Return the entries that a list names, in the list's order."""
     places = {name: row for row, name in enumerate(entries.names)}
     names = read_names(path)
     if unknown := [name for name in names if name not in places]:
-        raise FedncaError(f"'{path}' names '{unknown[0]}', which the table of entries lacks; use the official pair")
+        raise FedncaError(
+            f"'{path}' names '{unknown[0]}', which the table of entries lacks; use NIH's official list and table"
+        )
     rows = [places[name] for name in names]
     return Table(names, entries.labels[rows], entries.patients[rows])
 

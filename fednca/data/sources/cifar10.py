@@ -1,4 +1,4 @@
-"""Composites of CIFAR-10: one or two photographs on a black canvas."""
+"""CIFAR-10 composites: one or two photographs on a black canvas."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from fednca.randomness import numpy_rng
 
 SUMMARY = "one or two CIFAR-10 images on a 64x64 canvas, 10 classes"
 SIZE = "40,000 train / 4,000 val / 10,250 test composites"
-LICENCE = "none stated; to be cited as Krizhevsky (2009)"
+LICENCE = "none stated; cite Krizhevsky (2009)"
 OBTAINED = "downloaded: cifar-10-binary.tar.gz, 170 MB"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -30,7 +30,7 @@ TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
 
 SIDE = 32
-RECORD = 1 + 3 * SIDE * SIDE  # the class, then a plane of red, of green and of blue
+RECORD = 1 + 3 * SIDE * SIDE  # bytes: the class, then a plane each of red, green and blue
 VAL_SHARE = 0.1  # of each class's training images
 
 
@@ -38,23 +38,23 @@ class Options(BaseOptions):
     """How many composites each split holds."""
 
     seed: int = 0
-    """Decides which training images serve validation, and every composite."""
+    """Seed that picks the validation images and draws every composite."""
     train_singles: int = Field(default=3100, ge=0)
-    """Training composites of one image, per class."""
+    """Number of training composites of one image, per class."""
     train_pairs: int = Field(default=200, ge=0)
-    """Training composites of two images, per pair of classes."""
+    """Number of training composites of two images, per pair of classes."""
     val_singles: int = Field(default=310, ge=0)
-    """Validation composites of one image, per class."""
+    """Number of validation composites of one image, per class."""
     val_pairs: int = Field(default=20, ge=0)
-    """Validation composites of two images, per pair of classes."""
+    """Number of validation composites of two images, per pair of classes."""
     test_singles: int = Field(default=800, ge=0)
-    """Test composites of one image, per class."""
+    """Number of test composites of one image, per class."""
     test_pairs: int = Field(default=50, ge=0)
-    """Test composites of two images, per pair of classes."""
+    """Number of test composites of two images, per pair of classes."""
 
 
 def missing(root: Path) -> list[str]:
-    """Name the files of the binary version that are not there."""
+    """Return the missing files of the binary version."""
     folder = _folder(root)
     pickled = (root / "cifar-10-batches-py").exists()
     why = "; the pickled cifar-10-batches-py is never read" if pickled else ""
@@ -86,14 +86,14 @@ def load(options: Options, root: Path | None) -> Dataset:
 
 
 def read_batches(folder: Path, names: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Read files of the binary version one after the other: images (N, 32, 32, 3), labels (N,)."""
+    """Read and join files of the binary version: images (N, 32, 32, 3), labels (N,)."""
     records = np.concatenate([_records(folder / name) for name in names])
     planes = records[:, 1:].reshape(-1, 3, SIDE, SIDE)
     return planes.transpose(0, 2, 3, 1), records[:, 0]
 
 
 def set_aside(labels: NDArray[np.uint8], seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Draw the training images that serve validation, a tenth of every class: (rows that stay, rows set aside)."""
+    """Draw a tenth of every class's training images for validation; return (rows that stay, rows set aside)."""
     rng = numpy_rng(seed, "cifar10 validation")
     aside = np.zeros(len(labels), np.bool_)
     for c in range(len(CLASSES)):
@@ -115,5 +115,5 @@ def _records(path: Path) -> NDArray[np.uint8]:
     wrong = np.flatnonzero(records[:, 0] >= len(CLASSES))
     if len(wrong):
         row = wrong[0]
-        raise FedncaError(f"'{path}' record {row} has class {records[row, 0]} of 10; unpack {ARCHIVE.name} again")
+        raise FedncaError(f"'{path}' record {row} has class {records[row, 0]}, not 0 to 9; unpack {ARCHIVE.name} again")
     return records

@@ -1,4 +1,4 @@
-"""COCO 2017: photographs with every object of 80 kinds, read straight from its JSON annotations."""
+"""COCO 2017: photographs labelled with 80 kinds of objects, read from its official JSON annotations."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from fednca.data.types import Dataset, FileImages, Split
 from fednca.errors import FedncaError
 from fednca.options import Options as BaseOptions
 
-SUMMARY = "photographs of COCO 2017, 80 classes; train2017 → train, val2017 → test, crowds of objects count"
+SUMMARY = "photographs of COCO 2017, 80 classes; train2017 is for training, val2017 for test; crowds of objects count"
 SIZE = "117,266 train / 4,952 test images"
 LICENCE = "annotations CC BY 4.0, images Flickr terms of use"
 OBTAINED = "downloaded: train2017.zip, val2017.zip and annotations_trainval2017.zip, 20 GB"
@@ -48,43 +48,43 @@ NEEDED = {
     "train2017": "train2017.zip",
     "val2017": "val2017.zip",
 }
-REPLACE = "put the file of annotations_trainval2017.zip in its place"
+REPLACE = "replace it with the file of annotations_trainval2017.zip"
 
 
 class Options(BaseOptions):
     """Which images are used."""
 
     keep_unlabelled: bool = False
-    """Keep the images without any object of the 80 classes, about one in a hundred."""
+    """Keep the images that show none of the 80 classes, about one in a hundred."""
 
 
 def missing(root: Path) -> list[str]:
-    """Name the annotations and folders that are not there."""
+    """Return the missing annotations and folders."""
     return [f"'{root / name}' (of {archive})" for name, archive in NEEDED.items() if not (root / name).exists()]
 
 
 def prepare(root: Path, progress: Progress) -> None:
-    """Download the annotations and images that are not there."""
+    """Download the missing annotations and images."""
     for archive in ARCHIVES:
         obtain(archive, root, progress)
     require("coco", root, missing)
 
 
 def load(options: Options, root: Path | None) -> Dataset:
-    """Read train2017 as train and val2017 as test; the labels of test2017 are not public."""
+    """Use train2017 for training and val2017 for test, since the labels of test2017 are not public."""
     root = require("coco", root, missing)
     train, test = (_split(root, part, options.keep_unlabelled) for part in ("train2017", "val2017"))
     return Dataset("coco", CLASSES, train, None, test)
 
 
 def read_annotations(path: Path) -> tuple[list[str], NDArray[np.int8]]:
-    """Read an instances file: the images' file names, and their labels (N, 80); a crowd is a label like any other."""
+    """Read an instances file: the images' file names, and their labels (N, 80); crowds count like single objects."""
     content = _parse(path)
     files = _by_id(content, "images", "file_name", path)
     categories = _by_id(content, "categories", "name", path)
     unknown = sorted(set(categories.values()) - set(CLASSES))
     if unknown:
-        raise FedncaError(f"'{path}' has a category '{unknown[0]}', which is not one of COCO's 80; {REPLACE}")
+        raise FedncaError(f"'{path}' has a category '{unknown[0]}' that is not one of COCO's 80; {REPLACE}")
     rows = {number: row for row, number in enumerate(files)}
     columns = {number: CLASSES.index(name) for number, name in categories.items()}
     labels = np.zeros((len(rows), len(CLASSES)), np.int8)
@@ -93,7 +93,7 @@ def read_annotations(path: Path) -> tuple[list[str], NDArray[np.int8]]:
             labels[rows[annotation["image_id"]], columns[annotation["category_id"]]] = 1
         except (KeyError, TypeError) as error:
             raise FedncaError(
-                f"annotations[{position}] of '{path}' names no image and category of that file; {REPLACE}"
+                f"annotations[{position}] of '{path}' names an image or category that the file lacks; {REPLACE}"
             ) from error
     return list(files.values()), labels
 
@@ -117,7 +117,7 @@ def _parse(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _by_id(content: dict[str, list[dict[str, Any]]], key: str, field: str, path: Path) -> dict[int, str]:
-    """Map the ids of a list's entries to one of their fields."""
+    """Return one field of each entry of a list, by the entry's id."""
     found: dict[int, str] = {}
     for position, entry in enumerate(content[key]):
         match entry:

@@ -1,4 +1,4 @@
-"""Composites of DermaMNIST: one or two skin lesions on a black canvas."""
+"""DermaMNIST composites: one or two skin lesions on a black canvas."""
 
 from pathlib import Path
 
@@ -34,29 +34,29 @@ FILE = "dermamnist.npz"
 
 
 class Options(BaseOptions):
-    """How many pairs each split holds; every source image is also a single, once."""
+    """How many composites of two images each split holds; every source image is also used alone, once."""
 
     seed: int = 0
-    """Decides every composite."""
+    """Seed that draws every composite."""
     train_pairs: int = Field(default=50, ge=0)
-    """Training composites of two images, per pair of classes."""
+    """Number of training composites of two images, per pair of classes."""
     val_pairs: int = Field(default=10, ge=0)
-    """Validation composites of two images, per pair of classes."""
+    """Number of validation composites of two images, per pair of classes."""
     test_pairs: int = Field(default=20, ge=0)
-    """Test composites of two images, per pair of classes."""
+    """Number of test composites of two images, per pair of classes."""
 
 
 def missing(root: Path) -> list[str]:
-    """Name the file if it is not there."""
-    return [] if (root / FILE).is_file() else [f"'{root / FILE}' (MedMNIST's file of 28 pixels)"]
+    """Return the file if it is missing."""
+    return [] if (root / FILE).is_file() else [f"'{root / FILE}' (MedMNIST's file of 28-pixel images)"]
 
 
 def prepare(root: Path, progress: Progress) -> None:
-    """Download the file from where the package medmnist says."""
+    """Download the file from the address in the package medmnist."""
     if not missing(root):
         return
     instead = f", or put MedMNIST's {FILE} at '{root / FILE}' by hand"
-    facts = needed("medmnist.info", "dermamnist", "to find dermamnist one", instead).INFO["dermamnist"]
+    facts = needed("medmnist.info", "dermamnist", "downloading dermamnist", instead).INFO["dermamnist"]
     download(facts["url"], root / FILE, checksum=f"md5:{facts['MD5']}", progress=progress)
 
 
@@ -86,13 +86,16 @@ def _source(
     """Return a split's source images (N, 28, 28, 3) and their classes (N,)."""
     for name in (f"{part}_images", f"{part}_labels"):
         if name not in arrays:
-            raise FedncaError(f"'{path}' has no array '{name}'; put MedMNIST's {FILE} in its place")
+            raise FedncaError(f"'{path}' has no array '{name}'; replace it with MedMNIST's {FILE}")
     images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"].reshape(-1)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or len(images) != len(labels):
         shape = f"{images.dtype} {images.shape} for {len(labels)} labels"
-        raise FedncaError(f"{part}_images of '{path}' are {shape}; put MedMNIST's {FILE} in its place")
+        raise FedncaError(f"{part}_images of '{path}' are {shape}; replace the file with MedMNIST's {FILE}")
     wrong = np.flatnonzero(~np.isin(labels, np.arange(len(CLASSES))))
     if len(wrong):
         row = wrong[0]
-        raise FedncaError(f"{part}_labels of '{path}' has {labels[row]} in row {row}; classes are 0 to 6")
+        raise FedncaError(
+            f"{part}_labels of '{path}' has {labels[row]} in row {row}, but classes are 0 to 6; "
+            f"replace the file with MedMNIST's {FILE}"
+        )
     return images.astype(np.uint8, copy=False), labels.astype(np.intp)

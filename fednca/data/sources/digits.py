@@ -1,4 +1,4 @@
-"""Composites of scikit-learn's bundled 8x8 handwritten digits: a dataset without a download."""
+"""Composites of the 8x8 handwritten digits in scikit-learn: a dataset that needs no download."""
 
 from pathlib import Path
 
@@ -18,30 +18,30 @@ LICENCE = "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)"
 OBTAINED = "part of scikit-learn"
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-TRAIN_SHARE, VAL_SHARE = 0.65, 0.13  # of each digit's 174 to 183 images; the rest is for test
+TRAIN_SHARE, VAL_SHARE = 0.65, 0.13  # of each digit's 174 to 183 images; the rest are for test
 
 
 class Options(BaseOptions):
     """How many composites each split holds."""
 
     seed: int = 0
-    """Decides which source image serves which split, and every composite."""
+    """Seed that shares out the source images between the splits and draws every composite."""
     train_singles: int = Field(default=110, ge=0)
-    """Training images with one digit, per class."""
+    """Number of training images with one digit, per class."""
     train_pairs: int = Field(default=20, ge=0)
-    """Training images with two different digits, per pair of classes."""
+    """Number of training images with two different digits, per pair of classes."""
     val_singles: int = Field(default=22, ge=0)
-    """Validation images with one digit, per class."""
+    """Number of validation images with one digit, per class."""
     val_pairs: int = Field(default=4, ge=0)
-    """Validation images with two different digits, per pair of classes."""
+    """Number of validation images with two different digits, per pair of classes."""
     test_singles: int = Field(default=35, ge=0)
-    """Test images with one digit, per class."""
+    """Number of test images with one digit, per class."""
     test_pairs: int = Field(default=10, ge=0)
-    """Test images with two different digits, per pair of classes."""
+    """Number of test images with two different digits, per pair of classes."""
 
 
 def missing(root: Path) -> list[str]:
-    """Name nothing: the digits come with scikit-learn."""
+    """Return nothing: the digits come with scikit-learn."""
     return []
 
 
@@ -50,7 +50,7 @@ def prepare(root: Path, progress: Progress) -> None:
 
 
 def load(options: Options, root: Path | None) -> Dataset:
-    """Compose the three splits from disjoint source images; `root` is not needed, nothing is read from disk."""
+    """Compose the three splits from disjoint source images; `root` is not used."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -78,9 +78,9 @@ def load(options: Options, root: Path | None) -> Dataset:
 
 
 def split_rows(target: NDArray[np.integer], seed: int) -> dict[str, NDArray[np.intp]]:
-    """Share out the source images of every class, so that no image serves two splits.
+    """Share out the source images of every class, so that no image is in two splits.
 
-    target: (N,) class of each source image; returns rows of it for train, val and test.
+    target: (N,), the class of each source image; returns the rows for train, val and test.
     """
     rng = numpy_rng(seed, "digits split")
     parts: dict[str, list[NDArray[np.intp]]] = {"train": [], "val": [], "test": []}

@@ -1,4 +1,4 @@
-"""Anybody's own images: a folder of them, and a table (CSV or Parquet) that says what each one shows."""
+"""Your own images: a folder of them, and a table (CSV or Parquet) that says what each one shows."""
 
 import csv
 import math
@@ -32,35 +32,35 @@ PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "t
 
 
 class Options(BaseOptions):
-    """How the table is read; column names are as its header writes them."""
+    """How to read the table; give column names as they are in its header."""
 
     table: str | None = None
-    """The table, below the root; left out: labels.csv or labels.parquet."""
+    """File of the table, below the root; by default labels.csv or labels.parquet."""
     image_column: str | None = None
-    """Column of image paths; left out: image, filename, file, path or id, else the first column."""
+    """Column of image paths; by default image, filename, file, path or id, else the first column."""
     label_column: str | None = None
-    """One column that names the classes of an image (empty: none); left out: one column of 0 and 1 per class."""
+    """Column that lists the names of an image's classes; by default each class has its own column of 0 and 1."""
     separator: str = Field(default="|", min_length=1)
-    """What stands between the names in `label_column`."""
+    """Text between two class names in `label_column`."""
     split_column: str = "split"
-    """Column that says train, val or test."""
+    """Column that says whether an image is for train, val or test."""
     group_column: str | None = None
-    """Column of what images must stay together by; left out: group, patient, patient_id or subject where present."""
+    """Column of groups whose images stay together; by default group, patient, patient_id or subject, if present."""
     site_column: str | None = None
-    """Column of where an image comes from; left out: site or hospital where present."""
+    """Column that says which site an image comes from; by default site or hospital, if present."""
     classes: list[str] | None = None
-    """Classes to use, in this order, as cat,dog or ["cat","dog, sitting"]; one that the table lacks is unknown."""
+    """Classes to use, in order, as cat,dog or ["cat","dog, sitting"]; a class that the table lacks is unknown."""
     image_folder: str | None = None
-    """Folder that the image paths start from, below the root; left out: images where it exists, else the root."""
+    """Folder that the image paths start from, below the root; by default images if it exists, else the root."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the training images set aside for test where the table has no test rows."""
+    """Share of the training images to set aside for test if the table has no test rows."""
     seed: int = 0
-    """Decides which images are set aside for test."""
+    """Seed that picks the images to set aside for test."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text; `numbers` are its rows as a spreadsheet counts them, the header being row 1."""
+    """A table as text; `numbers` are its row numbers as in a spreadsheet, where the header is row 1."""
 
     path: Path
     header: tuple[str, ...]
@@ -74,23 +74,23 @@ class Table:
 
 
 def missing(root: Path) -> list[str]:
-    """Say what the folder lacks."""
+    """Return what the folder lacks."""
     if any((root / name).is_file() for name in TABLES):
         return []
     return [f"the table '{root / TABLES[0]}' with a column of image paths and a column of 0 and 1 for each class"]
 
 
 def prepare(root: Path, progress: Progress) -> None:
-    """Do nothing: nobody else can fetch the table, and loading says where it should be."""
+    """Do nothing: there is nothing to download, and `load` says where the table belongs."""
 
 
 def load(options: Options, root: Path | None) -> Dataset:
-    """Read the table and find the images; they stay files, decoded by whoever wants pixels."""
+    """Read the table and find the images, which stay files until something needs their pixels."""
     if root is None:
-        raise FedncaError("dataset 'folder' has no root; set data.root to the folder of images and table")
+        raise FedncaError("dataset 'folder' has no root; set data.root to the folder of the images and the table")
     table = read_table(find_table(options, root))
     image = find_column(table, "image_column", options.image_column, IMAGE) or table.header[0]
-    # Only a name that the user has chosen must be there.
+    # A table need not have the default column, only one that the user has chosen.
     chosen = None if options.split_column == "split" else options.split_column
     split = find_column(table, "split_column", chosen, ("split",))
     group = find_column(table, "group_column", options.group_column, GROUP)
@@ -106,26 +106,26 @@ def load(options: Options, root: Path | None) -> Dataset:
     everything = Split(FileImages(tuple(paths)), labels, groups, sites)
     rows = _rows(everything, parts, options)
     if not len(rows["train"]):
-        raise FedncaError(f"table '{table.path}' leaves no image for training; add rows for it (split: train)")
+        raise FedncaError(f"table '{table.path}' has no image for training; add rows with split 'train'")
     val = _take(everything, rows["val"]) if len(rows["val"]) else None
     return Dataset("folder", classes, _take(everything, rows["train"]), val, _take(everything, rows["test"]), names)
 
 
 def read_table(path: Path) -> Table:
-    """Read a table whole, as text, and refuse one that is not rectangular."""
+    """Read a whole table as text, and refuse one whose rows differ in length."""
     records = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     header = tuple(cell.strip() for cell in records[0]) if records else ()
     rows = [(n, tuple(cell.strip() for cell in row)) for n, row in enumerate(records[1:], 2) if row]
     if not rows:
         raise FedncaError(f"table '{path}' has no rows below its header; give one row per image")
     if len(header) == 1 and {";", "\t"} & set(header[0]):
-        raise FedncaError(f"table '{path}' has one column, '{header[0]}'; put commas between columns, nothing else")
+        raise FedncaError(f"table '{path}' has one column, '{header[0]}'; put commas between the columns")
     for name in header:
         if name and header.count(name) > 1:
             raise FedncaError(f"table '{path}' has two columns '{name}'; rename one")
     for number, row in rows:
         if len(row) != len(header):
-            raise FedncaError(f"table '{path}' row {number} has {len(row)} cells for {len(header)} columns; mend it")
+            raise FedncaError(f"table '{path}' row {number} has {len(row)} cells for {len(header)} columns; fix it")
     return Table(path, header, tuple(row for _, row in rows), tuple(number for number, _ in rows))
 
 
@@ -151,7 +151,7 @@ def _read_parquet(path: Path) -> list[list[str]]:
 
 
 def _as_text(value: object) -> str:
-    """Write a typed cell as a CSV would have it; a whole number may be stored as a float beside missing ones."""
+    """Return a typed cell as CSV text; whole numbers may be stored as floats if other cells are missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
@@ -160,12 +160,12 @@ def _as_text(value: object) -> str:
 
 
 def find_table(options: Options, root: Path) -> Path:
-    """Return the table's path: the one that the user chose, else one with a usual name."""
+    """Return the table's path: the one that the user chose, else one with a default name."""
     names = (options.table,) if options.table else TABLES
     for name in names:
         if (root / name).is_file():
             return root / name
-    raise FedncaError(f"table '{root / names[0]}' is not there; put it there, or name another by the option `table`")
+    raise FedncaError(f"table '{root / names[0]}' is not there; put it there, or name another with the option `table`")
 
 
 def find_images(options: Options, root: Path) -> Path:
@@ -178,7 +178,7 @@ def find_images(options: Options, root: Path) -> Path:
 
 
 def find_column(table: Table, option: str, chosen: str | None, usual: Sequence[str]) -> str | None:
-    """Find a column: the one that the user chose, else the first usual name, in whatever case."""
+    """Return the column that the user chose, else the first of the usual ones, whatever its case."""
     if chosen is not None:
         if chosen not in table.header:
             have = ", ".join(table.header)
@@ -189,7 +189,7 @@ def find_column(table: Table, option: str, chosen: str | None, usual: Sequence[s
 
 
 def read_labels(table: Table, options: Options, taken: set[str | None]) -> tuple[tuple[str, ...], NDArray[np.int8]]:
-    """Read the classes and the labels of every row, (N, C)."""
+    """Read the classes, and the labels of every row, (N, C)."""
     label = find_column(table, "label_column", options.label_column, ())
     if label is None:
         columns = [name for name in table.header if name and name not in taken]
@@ -199,44 +199,44 @@ def read_labels(table: Table, options: Options, taken: set[str | None]) -> tuple
         known = {name: np.array([name in own for own in named], np.int8) for name in sorted(set().union(*named))}
     classes = tuple(known) if options.classes is None else tuple(options.classes)
     if len(set(classes)) < len(classes):
-        raise FedncaError(f"classes {', '.join(classes)} name one twice; name each once")
+        raise FedncaError(f"classes {', '.join(classes)} have a duplicate; name each class once")
     if not known.keys() & set(classes):
         have = ", ".join(table.header)
-        raise FedncaError(f"table '{table.path}' has no class among its columns ({have}); add one, or set label_column")
+        raise FedncaError(f"table '{table.path}' has no class column among {have}; add one, or set label_column")
     unknown = np.full(len(table.rows), -1, np.int8)
     return classes, np.stack([known.get(name, unknown) for name in classes], axis=1)
 
 
 def _zero_one(table: Table, name: str) -> NDArray[np.int8]:
-    values = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "": -1}  # pandas writes floats where a label is unknown
+    values = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "": -1}  # pandas writes floats if a label is missing
     cells = table.column(name)
     for number, cell in zip(table.numbers, cells, strict=True):
         if cell not in values:
             raise FedncaError(
                 f"table '{table.path}' row {number} has '{cell}' in column '{name}'; "
-                "write 0, 1 or nothing, or choose the class columns by the option `classes`"
+                "write 0, 1 or nothing, or choose the class columns with the option `classes`"
             )
     return np.array([values[cell] for cell in cells], np.int8)
 
 
 def image_paths(table: Table, column: str, folder: Path) -> list[Path]:
-    """Return the file of every row, which must exist below the folder and be named once."""
+    """Return the image file of every row; it must be below the folder, and no two rows may name the same."""
     seen: dict[str, int] = {}
     for number, cell in zip(table.numbers, table.column(column), strict=True):
         inside = os.path.normpath(cell)
         where = f"table '{table.path}' row {number}"
         if Path(inside).is_absolute() or Path(inside).parts[:1] in [(), (os.pardir,)]:
-            raise FedncaError(f"{where} has '{cell}' for an image; give a path below '{folder}'")
+            raise FedncaError(f"{where} has the image path '{cell}'; give a path below '{folder}'")
         if inside in seen:
-            raise FedncaError(f"{where} names '{cell}', as row {seen[inside]} does; keep one row per image")
+            raise FedncaError(f"{where} repeats the image '{cell}' of row {seen[inside]}; keep one row per image")
         if not (folder / inside).is_file():
-            raise FedncaError(f"{where} names '{folder / inside}', which is not there; add it or take the row out")
+            raise FedncaError(f"{where} names '{folder / inside}', which is not there; add it or remove the row")
         seen[inside] = number
     return [folder / inside for inside in seen]
 
 
 def parts_of(table: Table, column: str | None) -> list[str]:
-    """Return each row's part: train, val or test; without a column, all rows are for training."""
+    """Return each row's part: train, val or test; without a split column, all rows are for training."""
     if column is None:
         return ["train"] * len(table.rows)
     cells = table.column(column)
@@ -248,7 +248,7 @@ def parts_of(table: Table, column: str | None) -> list[str]:
 
 
 def numbered(table: Table, column: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the distinct values of a column and, for each row, which one it has."""
+    """Return the distinct values of a column, and which of them each row has."""
     cells = table.column(column)
     if "" in cells:
         number = table.numbers[cells.index("")]
@@ -258,7 +258,7 @@ def numbered(table: Table, column: str) -> tuple[tuple[str, ...], NDArray[np.int
 
 
 def _rows(everything: Split, parts: NDArray[np.str_], options: Options) -> dict[str, NDArray[np.intp]]:
-    """Find the rows of each part; without any for test, some of the training rows are set aside."""
+    """Return the rows of each part; if none are for test, set some of the training rows aside."""
     rows = {part: np.flatnonzero(parts == part) for part in ("train", "val", "test")}
     if len(rows["train"]) and not len(rows["test"]):
         train = _take(everything, rows["train"])
@@ -276,12 +276,12 @@ def _take(everything: Split, rows: NDArray[np.intp]) -> Split:
 
 
 def _check_groups(table: Table, column: str, parts: NDArray[np.str_], groups: NDArray[np.int64]) -> None:
-    """Refuse a group whose images are in two splits: a model would be judged on what it was trained on."""
+    """Refuse a group with images in two splits: the model would be tested on what it was trained on."""
     _, first, unit = np.unique(groups, return_index=True, return_inverse=True)
     strays = np.flatnonzero(parts != parts[first][unit])
     if len(strays):
         row, other = int(strays[0]), int(first[unit[strays[0]]])
         raise FedncaError(
             f"table '{table.path}' has {column} '{table.column(column)[row]}' in {parts[other]} "
-            f"(row {table.numbers[other]}) and in {parts[row]} (row {table.numbers[row]}); put it on one side"
+            f"(row {table.numbers[other]}) and in {parts[row]} (row {table.numbers[row]}); put it in one split"
         )

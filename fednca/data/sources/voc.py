@@ -1,4 +1,4 @@
-"""PASCAL VOC 2012: photographs with every object of 20 kinds, from its XML annotations."""
+"""PASCAL VOC 2012: photographs labelled with 20 kinds of objects, read from its official XML annotations."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -13,7 +13,7 @@ from fednca.data.types import Dataset, FileImages, Split
 from fednca.errors import FedncaError
 from fednca.options import Options as BaseOptions
 
-SUMMARY = "photographs of PASCAL VOC 2012, 20 classes; train → train, val → test, 'difficult' objects count"
+SUMMARY = "photographs of PASCAL VOC 2012, 20 classes; its val split is for test; 'difficult' objects count"
 SIZE = "5,717 train / 5,823 test images"
 LICENCE = "Flickr terms of use, for research"
 OBTAINED = "downloaded: VOCtrainval_11-May-2012.tar, 2 GB"
@@ -50,11 +50,11 @@ NEEDED = ("ImageSets/Main/train.txt", "ImageSets/Main/val.txt", "Annotations", "
 
 
 class Options(BaseOptions):
-    """VOC has one reading and no options."""
+    """VOC has no options."""
 
 
 def missing(root: Path) -> list[str]:
-    """Name the lists and folders that are not there."""
+    """Return the missing lists and folders."""
     folder = _folder(root)
     return [f"'{folder / name}' (of {ARCHIVE.name})" for name in NEEDED if not (folder / name).exists()]
 
@@ -67,25 +67,25 @@ def prepare(root: Path, progress: Progress) -> None:
 
 
 def load(options: Options, root: Path | None) -> Dataset:
-    """Read train as train and val as test; there is no third split with public labels."""
+    """Use train for training and val for test; no third split has public labels."""
     folder = _folder(require("voc", root, missing))
     return Dataset("voc", CLASSES, _split(folder, "train"), None, _split(folder, "val"))
 
 
 def read_annotation(path: Path) -> NDArray[np.int8]:
-    """Read which classes an image's objects have, (20,); the parts of an object (head, hand, foot) are not objects."""
+    """Read which classes an image shows, (20,); parts of an object (head, hand, foot) do not count."""
     try:
         annotation = ElementTree.fromstring(path.read_bytes(), ElementTree.XMLParser(target=_PlainTree()))
     except OSError as error:
         raise FedncaError(f"'{path}' cannot be read ({error.strerror}); unpack {ARCHIVE.name} again") from error
     except (ElementTree.ParseError, _DoctypeError) as error:
-        raise FedncaError(f"'{path}' is no plain XML ({error}); unpack {ARCHIVE.name} again") from error
+        raise FedncaError(f"'{path}' is not plain XML ({error}); unpack {ARCHIVE.name} again") from error
     labels = np.zeros(len(CLASSES), np.int8)
     for number, item in enumerate(annotation.iterfind("object"), start=1):
         name = (item.findtext("name") or "").strip()
         if name not in CLASSES:
             raise FedncaError(
-                f"object {number} of '{path}' is a '{name}', which is none of the 20 classes; mend the file"
+                f"object {number} of '{path}' is a '{name}', which is not one of the 20 classes; fix the file"
             )
         labels[CLASSES.index(name)] = 1
     return labels
@@ -96,7 +96,7 @@ class _DoctypeError(Exception):
 
 
 class _PlainTree(ElementTree.TreeBuilder):
-    """Refuses a DOCTYPE, and with it every entity: a few bytes of them can expand to gigabytes or name other files."""
+    """Refuses a DOCTYPE and so all entities: a few bytes of them can expand to gigabytes or read other files."""
 
     def doctype(self, name: str, pubid: str, system: str) -> NoReturn:
         raise _DoctypeError("it declares a DOCTYPE")
