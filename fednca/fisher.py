@@ -170,7 +170,6 @@ def add_by_layers(
     totals: "Tensors", learner: "Method", local: "Local", weights: "Tensors", images: Tensor, labels: Tensor
 ) -> None:
     """Add the squared gradients of a batch's samples layer by layer, in one backward pass over the batch."""
-
     calls: list[str] = []
     first: list[Tensor] = []  # what is before or behind layers with nothing trained before them
 
