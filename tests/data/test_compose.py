@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+from helpers import composite_counts
 
-from fednca.data.compose import compose, composite_counts
+from fednca.data.compose import compose
 from fednca.errors import FedncaError
 
 # Images per class as MedMNIST publishes them for DermaMNIST.
