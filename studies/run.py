@@ -27,7 +27,7 @@ from fednca.base.errors import FedncaError
 from fednca.bench.cells import Cell
 from fednca.bench.local import LocalExecutor, Outcome
 from fednca.bench.rows import parse_row
-from fednca.cli.bench_view import PlainView, Record
+from fednca.cli.bench_view import BenchView, Record
 from fednca.cli.flags import whole
 from fednca.runs import Run
 
@@ -105,7 +105,7 @@ def work_off(
     return outcome
 
 
-class Keeper(PlainView):
+class Keeper(BenchView):
     """Write the record of each finished run while others train, since a map of features takes a minute."""
 
     def __init__(self, cells: dict[Cell, Entry], records: Path, commit: str) -> None:

@@ -74,7 +74,7 @@ def walk_of_an_image(folder: Path) -> list[str]:
         shape = tuple(getattr(value, "shape", ()))
         pixels = len(shape) > 2 and shape.count(SIDE) > 1
         feature_map, logits = len(shape) == 4 and shape[1] == 64, shape == (12, 2)
-        return pixels or (isinstance(value, torch.Tensor) and (feature_map or logits and value.is_floating_point()))
+        return pixels or (isinstance(value, torch.Tensor) and (feature_map or (logits and value.is_floating_point())))
 
     method = create_method(config)
     with crossed(holds) as modules:

@@ -23,11 +23,11 @@ LAST_SHOWN = 5  # ended runs that stay on screen
 
 def view_for(console: Console, cells: "Sequence[Cell]") -> "BenchView":
     """Return the view that fits the console."""
-    return (LiveView if console.is_terminal else PlainView)(console, cells)
+    return (LiveView if console.is_terminal else BenchView)(console, cells)
 
 
 class BenchView:
-    """Counts runs and rounds; subclasses show them. Call it from one thread only."""
+    """A line when a run starts, ends or fails, for logs and pipes. Call it from one thread only."""
 
     def __init__(self, console: Console, cells: "Sequence[Cell]") -> None:
         """Take all runs of the bench, including finished ones."""
@@ -48,7 +48,9 @@ class BenchView:
         """Leave the last picture on screen."""
 
     def prepare(self, what: str, done: int, total: int) -> None:
-        """Show how many images are decoded; the base class shows nothing."""
+        """Print a line when a split starts decoding and when it is done."""
+        if done in {0, total}:
+            self.say(f"preparing {what}: {done} of {total}")
 
     def note(self, text: str) -> None:
         """Print a sentence, unless it was printed before."""
@@ -57,10 +59,11 @@ class BenchView:
             self.say(text)
 
     def begin(self, cell: "Cell", rounds_done: int) -> None:
-        """Count a run that starts or resumes."""
+        """Tell that a run starts or resumes."""
         self.began = time.monotonic() if self.began is None else self.began
         self.rounds[cell] = rounds_done
         self.rounds_left -= rounds_done
+        self.tell(f"{cell.name}: " + (f"resumes after round {rounds_done}" if rounds_done else "starts"))
 
     def round(self, cell: "Cell", record: "Round") -> None:
         """Count a finished round."""
@@ -70,17 +73,23 @@ class BenchView:
         self.last_round = time.monotonic()
 
     def finish(self, cell: "Cell", metrics: Record) -> None:
-        """Count a run that ended with these metrics on test images."""
+        """Tell that a run ended with these metrics on test images."""
         self.done += 1
         self.rounds.pop(cell, None)
+        self.tell(f"{cell.name}: {reached(metrics)}", "green")
 
     def fail(self, cell: "Cell", reason: str) -> None:
-        """Count a run that failed."""
+        """Tell why a run failed."""
         self.rounds_left -= cell.config.train.rounds - self.rounds.pop(cell, 0)
+        self.tell(f"{cell.name}: failed, {reason}", "red")
 
     def stopping(self) -> None:
         """Confirm Ctrl-C and say what happens next."""
         self.note("stopping as soon as the current rounds are done; press Ctrl-C again to abandon them")
+
+    def tell(self, what: str, style: str = "") -> None:
+        """Print what a run did, with the progress of the whole bench; a run that ended has a style."""
+        self.say(" | ".join(filter(None, [what, self.count(), self.times()])))
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -100,34 +109,6 @@ class BenchView:
     def count(self) -> str:
         """Return how many runs are done."""
         return f"{self.done} of {self.all} runs done"
-
-
-class PlainView(BenchView):
-    """A line when a run starts, ends or fails, for logs and pipes."""
-
-    def prepare(self, what: str, done: int, total: int) -> None:
-        """Print a line when a split starts decoding and when it is done."""
-        if done in {0, total}:
-            self.say(f"preparing {what}: {done} of {total}")
-
-    def begin(self, cell: "Cell", rounds_done: int) -> None:
-        """Print that the run starts or resumes."""
-        super().begin(cell, rounds_done)
-        self.tell(f"{cell.name}: " + (f"resumes after round {rounds_done}" if rounds_done else "starts"))
-
-    def finish(self, cell: "Cell", metrics: Record) -> None:
-        """Print the run's test metrics."""
-        super().finish(cell, metrics)
-        self.tell(f"{cell.name}: {reached(metrics)}")
-
-    def fail(self, cell: "Cell", reason: str) -> None:
-        """Print why the run failed."""
-        super().fail(cell, reason)
-        self.tell(f"{cell.name}: failed, {reason}")
-
-    def tell(self, what: str) -> None:
-        """Print a line that ends with the progress of the whole bench."""
-        self.say(" | ".join(filter(None, [what, self.count(), self.times()])))
 
 
 class LiveView(BenchView):
@@ -162,15 +143,10 @@ class LiveView(BenchView):
         if record.metrics:
             self.scores[cell] = f"val {SHOWN.get(select, 'mean AP')} {percent(record.metrics['val'][select])}"
 
-    def finish(self, cell: "Cell", metrics: Record) -> None:
-        """List the run as ended, with its test metrics."""
-        super().finish(cell, metrics)
-        self.ended.append(Text(f"  {cell.name}: {reached(metrics)}", style="green"))
-
-    def fail(self, cell: "Cell", reason: str) -> None:
-        """List the run as failed, with the reason."""
-        super().fail(cell, reason)
-        self.ended.append(Text(f"  {cell.name}: failed, {reason}", style="red"))
+    def tell(self, what: str, style: str = "") -> None:
+        """List a run among those that ended."""
+        if style:
+            self.ended.append(Text(f"  {what}", style=style))
 
     def picture(self) -> RenderableType:
         """Return the current picture."""

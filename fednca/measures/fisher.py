@@ -168,7 +168,6 @@ def add_by_layers(
     totals: Tensors, losses: Losses, model: nn.Module, weights: Tensors, images: Tensor, labels: Tensor
 ) -> None:
     """Add the squared gradients of a batch's samples layer by layer, in one backward pass over the batch."""
-
     calls: list[str] = []
     first: list[Tensor] = []  # what is before or behind layers with nothing trained before them
 

@@ -98,38 +98,17 @@ def load_panels(runs: Sequence[Run]) -> tuple[Federation, dict[str, Run]]:
 
 def class_points(planes: Mapping[str, Embedding], classes: Sequence[str]) -> Figure:
     """Draw every point with the colour and marker of its class."""
-    figure, panels = _panels(len(planes), 3.3, 3.5)
-    for axes, (label, plane) in zip(panels, planes.items(), strict=True):
-        for c in range(len(classes)):
-            own = plane.points[plane.classes == c]
-            axes.scatter(own[:, 0], own[:, 1], 12, linewidths=0, label=classes[c], **_sign(c))
-        _plane(axes, label)
-    handles = [Line2D([], [], linestyle="", markersize=5, label=name, **_sign(c)) for c, name in enumerate(classes)]
-    columns = math.ceil(len(classes) / 20)
-    figure.legend(handles=handles, loc="outside right upper", ncols=columns, title="class", alignment="left")
-    figure.suptitle(
-        "t-SNE of test features: near points are similar\n(one point for each image and label)", x=0.01, ha="left"
-    )
-    return figure
+    signs = {c: _sign(c) | {"label": name} for c, name in enumerate(classes)}
+    return _points({label: (plane, plane.classes) for label, plane in planes.items()}, signs, "class")
 
 
 def label_points(planes: Mapping[str, Embedding]) -> Figure:
     """Draw every point in a colour for the number of labels of its image."""
     most = max(int(plane.labels.max()) for plane in planes.values())
-    shades = colormaps["viridis"](np.linspace(0, 0.92, most))
-    signs: dict[int, Any] = {n + 1: {"color": shade, "marker": MARKERS[n % 10]} for n, shade in enumerate(shades)}
-    figure, panels = _panels(len(planes), 3.3, 3.5)
-    for axes, (label, plane) in zip(panels, planes.items(), strict=True):
-        for number, sign in signs.items():
-            own = plane.points[plane.labels == number]
-            axes.scatter(own[:, 0], own[:, 1], 12, linewidths=0, alpha=0.75, label=str(number), **sign)
-        _plane(axes, label)
-    handles = [Line2D([], [], linestyle="", markersize=5, label=str(n), **sign) for n, sign in signs.items()]
-    figure.legend(handles=handles, loc="outside right upper", title="labels of\nthe image", alignment="left")
-    figure.suptitle(
-        "t-SNE of test features: near points are similar\n(one point for each image and label)", x=0.01, ha="left"
-    )
-    return figure
+    shades = enumerate(colormaps["viridis"](np.linspace(0, 0.92, most)))
+    signs = {n + 1: {"color": shade, "marker": MARKERS[n % 10], "label": str(n + 1)} for n, shade in shades}
+    points = {label: (plane, plane.labels) for label, plane in planes.items()}
+    return _points(points, signs, "labels of\nthe image", alpha=0.75)
 
 
 def cosine_panels(found: Mapping[str, Floats], classes: Sequence[str]) -> Figure:
@@ -241,11 +220,28 @@ def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes
     return figure, [figure.add_subplot(down, across, n + 1) for n in range(number)]
 
 
-def _plane(axes: Axes, label: str) -> None:
-    """Hide the axes of a t-SNE map, since they have no meaning."""
-    axes.set_title(label, fontsize=9)
-    axes.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
-    axes.spines[:].set(visible=True, color="#CCCCCC")
+def _points(
+    planes: Mapping[str, tuple[Embedding, NDArray[np.intp]]],
+    signs: Mapping[int, dict[str, Any]],
+    title: str,
+    alpha: float | None = None,
+) -> Figure:
+    """Draw t-SNE maps, each point with the sign of its number; signs: colour, marker and label by number."""
+    figure, panels = _panels(len(planes), 3.3, 3.5)
+    for axes, (label, (plane, numbers)) in zip(panels, planes.items(), strict=True):
+        for number, sign in signs.items():
+            own = plane.points[numbers == number]
+            axes.scatter(own[:, 0], own[:, 1], 12, linewidths=0, alpha=alpha, **sign)
+        axes.set_title(label, fontsize=9)
+        axes.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")  # the axes of t-SNE have no meaning
+        axes.spines[:].set(visible=True, color="#CCCCCC")
+    handles = [Line2D([], [], linestyle="", markersize=5, **sign) for sign in signs.values()]
+    columns = math.ceil(len(signs) / 20)
+    figure.legend(handles=handles, loc="outside right upper", ncols=columns, title=title, alignment="left")
+    figure.suptitle(
+        "t-SNE of test features: near points are similar\n(one point for each image and label)", x=0.01, ha="left"
+    )
+    return figure
 
 
 def _image(axes: Axes, picture: NDArray[np.uint8]) -> None:

@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednca.config.fields import describe_option
-from fednca.data.facts import client_names
-from fednca.data.partition import summary
+from fednca.data.facts import client_names, train_counts
 from fednca.measures.metrics import SHOWN
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ SELECTIONS = {"val": "best validation", "paper": "best test, as the paper's code
 def partition_table(federation: "Federation") -> Table:
     """Show how many images of each class every client has; a dot is a class it never sees."""
     share = federation.train
-    counts = summary(share.partition, share.split.labels[share.rows])  # (K, C)
+    counts = train_counts(federation)  # (K, C)
     sizes = [len(rows) for rows in share.partition.clients]
     left_out = sum(map(len, share.partition.left_out.values()))
     unreadable = sum(len(split.unreadable) for split in federation.dataset.splits())

@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from fednca.cli.app.app import main
 from helpers import plan
 from rich.console import Console
 
-from fednca.cli.app import main
-from fednca.cli.bench_view import BenchView, LiveView, PlainView
+from fednca.cli.bench_view import BenchView, LiveView
 from fednca.report.tables import bench_table, mean_and_std
 
 METRICS = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
@@ -100,7 +100,7 @@ def test_plain_lines_tell_of_beginnings_and_ends_and_no_round(tmp_path, clock):
     bench = plan(tmp_path, "fedavg", "fedprox", "fednca-ml")
     one, two, three = bench.cells()
     console = Console(file=io.StringIO(), width=40)
-    view = PlainView(console, bench.cells())
+    view = BenchView(console, bench.cells())
     for _ in range(2):
         view.note("engine: two horses")
     view.prepare("digits train", 1, 2)
