@@ -130,12 +130,10 @@ class Learner(Options):
 class Rule(Options):
     """How clients and server work together; as it stands, plain averaging.
 
-    An engine must know three things before it trains, so they are data: `corrects` where `correct` does something,
-    `adds_up` where `finish` needs sums over the client's images, and `copies`, how many tensors of each trainable
-    weight's size `finish` uploads (differential privacy refuses any).
+    Two things an engine must know before it trains, so they are data: `adds_up` if `finish` needs sums over the client's
+    images, and `copies`, how many tensors of each trainable weight's size `finish` uploads.
     """
 
-    corrects: ClassVar[bool] = False
     adds_up: ClassVar[bool] = False
     copies: ClassVar[int] = 0
     centralized: ClassVar[bool] = False  # one client with all images that keeps its optimiser's state
