@@ -46,6 +46,14 @@ def tiny(**changes: object) -> Config:
     return load_config("demo", TINY | {name.replace("__", "."): value for name, value in changes.items()})
 
 
+def composite_counts(class_counts: Sequence[int], singles: int | None, pairs: int) -> tuple[int, NDArray[np.float64]]:
+    """Return how many canvases `compose` should make, and the share of them that should show each class, (C,)."""
+    alone = np.array([count if singles is None else singles for count in class_counts])
+    partners = len(alone) - 1
+    total = int(alone.sum()) + pairs * len(alone) * partners // 2
+    return total, (alone + pairs * partners) / total
+
+
 def plan(folder: Path, *methods: str, seeds: Sequence[int] = (0,), **changes: object) -> Bench:
     """Plan a bench of the tiny config with two rounds."""
     overrides = SHORT | {name.replace("__", "."): value for name, value in changes.items()}
