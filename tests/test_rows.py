@@ -1,5 +1,6 @@
 """Rows and seeds of a bench, as people write them."""
 
+import closing_cases
 import pytest
 import torch
 
@@ -61,6 +62,15 @@ def test_what_a_row_sets():
         "method.learner_options": {},
         "method.closing_options": {"ridge": 0.1},
     }
+
+
+def test_a_closing_from_outside_is_named_as_its_module_and_object():
+    row = parse_row(f"fedprox+{closing_cases.NAME}:closing.epsilon=0.50,mu=2")
+    assert row.text == f"fedprox+{closing_cases.NAME}:mu=2,closing.epsilon=0.5"
+    assert parse_row(row.text) == row
+    assert not set(row.folder) & set("/\\ :")
+    method = create_method(load_config("demo", row.overrides))
+    assert (method.rule.mu, method.closing.epsilon) == (2.0, 0.5)
 
 
 def test_a_criterion_is_set_for_a_row_alone():
