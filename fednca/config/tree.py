@@ -76,7 +76,7 @@ class MethodConfig(Options):
     """Name of the method; `fednca methods` lists them."""
     learner: str | None = None
     """Another method, whose head and local loss to train in place of those of `name`."""
-    closing: str | None = None
+    closing: str | None = Field(default=None, examples=["none"])
     """Another method, whose closing exchange to hold in place of that of `name`; or `none`."""
     criterion: Literal["bce", "balanced", "asl"] | None = None
     """Loss in place of the learner's own BCE: plain BCE, class-balanced BCE, or the asymmetric loss."""
