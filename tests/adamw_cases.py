@@ -15,6 +15,7 @@ from helpers import LeastSquares, tiny
 from parity import play, start
 
 from fednca.base.tensors import Layout, Packed
+from fednca.engines.eager import EagerEngine
 from fednca.engines.graphs import one_kernel
 from fednca.engines.graphs.engine import GraphEngine
 from fednca.engines.optimizer import VectorOptimizer
@@ -144,17 +145,17 @@ def assert_is_torchs(found, options):
             )
 
 
-def graphs(job):
+def graphs(place):
     """Return the engine with one slot."""
-    return GraphEngine(job.engine, [job.val, job.test], 1)
+    return GraphEngine(place, 1)
 
 
 def round_of(name):
     """Return the server before and after a round, and how often the kernel was used in it."""
-    job, server = start(tiny(**UNEQUAL, method__name=name, train__batch_size=32))
-    before = play(job, job.engine, server, 1)
+    place, server = start(tiny(**UNEQUAL, method__name=name, train__batch_size=32))
+    before = play(EagerEngine(place), server, 1)
     with mock.patch.object(one_kernel.OneKernel, "step", autospec=True, side_effect=one_kernel.OneKernel.step) as step:
-        after = play(job, graphs(job), before.server, 1, before.states, first=2)
+        after = play(graphs(place), before.server, 1, before.states, first=2)
     return before.server, after.server, step.call_count
 
 

@@ -6,6 +6,7 @@ from adamw_cases import OPTIONS, STEPS, UNEQUAL, assert_is_torchs, gradients, pr
 from helpers import tiny
 from parity import assert_agree, distance_of_updates, play, start
 
+from fednca.engines.eager import EagerEngine
 from fednca.engines.graphs import lanes, one_kernel
 from fednca.engines.graphs.engine import GraphEngine
 from fednca.engines.graphs.lanes import Lane
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.gpu
 RESNET = {"model__backbone": "resnet18", "data__image_size": 64}
 
 
-def graphs(job, slots=4):
-    return GraphEngine(job.engine, [job.val, job.test], slots)
+def graphs(place, slots=4):
+    return GraphEngine(place, slots)
 
 
 def kernels(engine):
@@ -69,26 +70,26 @@ def test_captured_steps_need_no_compiler_and_replay_right(name, monkeypatch):
 @pytest.mark.parametrize("changes", [{}, RESNET], ids=["demo", "resnet18"])
 @pytest.mark.parametrize("name", ["fedavg", "fednca-ml", "scaffold", "fedprox", "centralized"])
 def test_rounds_are_those_of_torchs_optimiser(name, changes, monkeypatch):
-    job, server = start(tiny(**UNEQUAL, **changes, device="cuda", method__name=name), "cuda")
+    place, server = start(tiny(**UNEQUAL, **changes, device="cuda", method__name=name), "cuda")
     # from fresh weights, AdamW would turn gradients that are nothing but rounding into whole steps
-    before = play(job, job.engine, server, 3)
-    engine = graphs(job)
+    before = play(EagerEngine(place), server, 3)
+    engine = graphs(place)
     has_kernel = not engine.slots[0][0].optimizer.clip_norm
     assert all((kernel is not None) == has_kernel for kernel in kernels(engine))
-    found = play(job, engine, before.server, 1, before.states, first=4)
+    found = play(engine, before.server, 1, before.states, first=4)
     monkeypatch.setattr(one_kernel, "available", lambda: False)
-    engine = graphs(job)
+    engine = graphs(place)
     assert kernels(engine) == [None] * len(engine.slots)
-    expected = play(job, engine, before.server, 1, before.states, first=4)
+    expected = play(engine, before.server, 1, before.states, first=4)
     distance = distance_of_updates(found.server, expected.server, before.server)
     assert distance < 5e-2  # 0.022 where most steps are taken
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedprox"])
 def test_copies_are_the_weights_after_a_round(name):
-    job, server = start(tiny(**UNEQUAL, device="cuda", method__name=name), "cuda")
-    engine = graphs(job)
-    play(job, engine, server, 2)
+    place, server = start(tiny(**UNEQUAL, device="cuda", method__name=name), "cuda")
+    engine = graphs(place)
+    play(engine, server, 2)
     torch.cuda.synchronize()
     for slot, _ in engine.slots:
         assert torch.equal(slot.shadow, slot.optimizer.vector.bfloat16())
@@ -96,18 +97,18 @@ def test_copies_are_the_weights_after_a_round(name):
 
 
 def test_batches_of_several_sizes_share_a_slot():
-    job, server = start(tiny(**UNEQUAL, device="cuda"), "cuda")
-    alone, together = graphs(job, 1), graphs(job, 4)
-    found, expected = (play(job, engine, server, 2) for engine in (alone, together))
+    place, server = start(tiny(**UNEQUAL, device="cuda"), "cuda")
+    alone, together = graphs(place, 1), graphs(place, 4)
+    found, expected = (play(engine, server, 2) for engine in (alone, together))
     assert len(alone.slots[0][1].graphs) > 1
     assert_agree(found, expected, atol=0.0)
 
 
 def test_graphs_that_go_and_come_again_read_their_own_gradients(monkeypatch):
-    job, server = start(tiny(**UNEQUAL, device="cuda"), "cuda")
-    expected = play(job, graphs(job, 1), server, 4)
+    place, server = start(tiny(**UNEQUAL, device="cuda"), "cuda")
+    expected = play(graphs(place, 1), server, 4)
     for module in (lanes, one_kernel):
         monkeypatch.setattr(module, "GRAPHS_KEPT", 1)
-    engine = graphs(job, 1)
-    assert_agree(play(job, engine, server, 4), expected, atol=0.0)
+    engine = graphs(place, 1)
+    assert_agree(play(engine, server, 4), expected, atol=0.0)
     assert len(engine.slots[0][1].graphs) == 1

@@ -37,17 +37,17 @@ def test_a_round_is_the_one_of_torchs_optimiser(name, interpreted):
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_every_forward_pass_finds_the_weights_of_its_moment(name, optimizer, monkeypatch):
     config = tiny(method__name=name, train__precision="bf16", train__optimizer=optimizer)
-    job, server = start(config)
-    engine, looks = GraphEngine(job.engine, [job.val, job.test], 1), []
+    place, server = start(config)
+    engine, looks = GraphEngine(place, 1), []
     slot = engine.slots[0][0]
-    losses = job.method.learner.losses
+    losses = place.method.learner.losses
 
     def look(*given):
         looks.append(torch.equal(slot.shadow, slot.optimizer.vector.bfloat16()))
         return losses(*given)
 
-    monkeypatch.setattr(job.method.learner, "losses", look)
-    play(job, engine, server, 2)
+    monkeypatch.setattr(place.method.learner, "losses", look)
+    play(engine, server, 2)
     assert len(looks) > 4
     assert all(looks)
 
