@@ -1,5 +1,8 @@
 """The steps of the graph engine, done without graphs on a CPU, against the eager engine; on a GPU: tests/gpu."""
 
+from dataclasses import replace
+from typing import ClassVar
+
 import pytest
 import torch
 from helpers import tiny
@@ -9,18 +12,15 @@ from torch import nn
 from fednca.base.errors import FedncaError, UnfitEngineError
 from fednca.base.tensors import Layout, Packed, join
 from fednca.engines.eager import EagerEngine
-from fednca.engines.graphs.engine import GraphEngine, spread
+from fednca.engines.graphs.engine import CLOSE, GraphEngine, spread
 from fednca.engines.graphs.lanes import Lane
 from fednca.engines.images import Shard
 from fednca.engines.select import select_engine
 from fednca.methods import method_names
-from fednca.methods.contract import Server, average
-from fednca.methods.fedavg import FedAvg
-from fednca.methods.fedcurv import FedCurv
-from fednca.methods.fedlgt import FedLGT
-from fednca.methods.spherefed import SphereFed
+from fednca.methods.contract import Rule, Server, average
 
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4}  # sizes that end in partial batches
+CLOSING = (CLOSE,)  # what an exchange that sends nothing is captured as
 
 
 def graphs(place, slots=2, **options):
@@ -118,18 +118,20 @@ def test_bf16_is_not_float32():
     place, server = start(tiny(**UNEQUAL, train__precision="bf16"))
     single, _ = start(tiny(**UNEQUAL))
     apart = distance_of_updates(
-        play(graphs(place), server, 1).server, play(single, single.engine, server, 1).server, server
+        play(graphs(place), server, 1).server, play(EagerEngine(single), server, 1).server, server
     )
     assert apart > 1e-3
 
 
-class Remembering(FedAvg):
+class Remembering(Rule):
     """Sums over images that depend on what the client kept, and on the round's start."""
+
+    adds_up: ClassVar[bool] = True
 
     def start_client(self, weights):
         return {"visits": torch.zeros((), dtype=torch.float64)}
 
-    def finish_sums(self, local, images, labels):
+    def sums(self, local, images, labels):
         first, frozen = next(iter(local.start.values())), local.global_model(images).logits.detach()
         return {"sum": (local.state["visits"] + images.sum() + first.sum() + frozen.sum()) * len(images)}
 
@@ -139,21 +141,26 @@ class Remembering(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "what"),
-    [(SphereFed, "close"), (FedCurv, "finish"), (FedLGT, "score"), (Remembering, "finish")],
+    ("name", "rule", "what"),
+    [
+        ("spherefed", None, CLOSING),
+        ("fedcurv", None, "finish"),
+        ("fedlgt", None, "score"),
+        ("fedavg", Remembering(), "finish"),
+    ],
 )
-def test_what_is_captured_once_does_the_same_for_every_client_and_round(method, what, monkeypatch):
+def test_what_is_captured_once_does_the_same_for_every_client_and_round(name, rule, what, monkeypatch):
     # A replayed graph reads and writes where it did when it was captured: here, what was given first is done again.
     monkeypatch.setattr(Lane, "do", lambda lane, key, work: lane.graphs.setdefault(key, work)())
-    monkeypatch.setattr("parity.create_method", lambda config: method())
     monkeypatch.setattr("fednca.engines.local_update.FINISH_BATCH", 16)
-    place, server = start(tiny(**UNEQUAL, train__precision="float64", evaluate__batch_size=16))
+    place, server = start(tiny(**UNEQUAL, method__name=name, train__precision="float64", evaluate__batch_size=16))
+    place = replace(place, method=replace(place.method, rule=rule or place.method.rule))
     engine = graphs(place)
     assert_agree(play(engine, server, 3), play(EagerEngine(place), server, 3), atol=1e-8)
     assert (what, 16) in {key[:2] for key in engine.passes.lane.graphs}
 
 
-@pytest.mark.parametrize(("name", "what"), [("spherefed", "close"), ("fedcurv", "finish")])
+@pytest.mark.parametrize(("name", "what"), [("spherefed", CLOSING), ("fedcurv", "finish")])
 def test_sums_that_cannot_be_captured_are_added_up_without_graphs(name, what, monkeypatch):
     place, server = start(tiny(**UNEQUAL, method__name=name, train__precision="float64"))
     expected = play(EagerEngine(place), server, 2)
@@ -179,7 +186,9 @@ def test_what_is_done_without_graphs_is_told():
 
 def test_more_images_than_were_foreseen_are_scored():
     place, server = start(tiny(**UNEQUAL, train__precision="float64"))
-    engine = GraphEngine(place, 1)
+    few = Shard(place.val.store, place.val.rows[:2], place.val.labels[:2])
+    engine = graphs(replace(place, val=few, test=few), 1)
+    assert len(engine.passes.rows) == 2
     found = [engine.predict(server.weights, shard, 16) for shard in (place.val, place.test)]
     expected = [EagerEngine(place).predict(server.weights, shard, 16) for shard in (place.val, place.test)]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
@@ -245,10 +254,9 @@ def test_a_model_whose_layers_share_a_weight_is_left_to_the_eager_engine():
 
 
 def test_graphs_without_a_gpu_are_refused_in_one_sentence():
-    place, _ = start(tiny())
-    config = tiny(engine="graphs")
+    place, _ = start(tiny(engine="graphs"))
     with pytest.raises(FedncaError, match="engine 'graphs' cannot be used: CUDA graphs need a CUDA device"):
-        select_engine(config, place.method, place.model, place.train, [place.val, place.test], torch.device("cpu"))
+        select_engine(place)
 
 
 def test_every_client_is_dealt_once_and_no_slot_waits_for_long():

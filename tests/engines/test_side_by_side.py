@@ -9,6 +9,7 @@ from parity import assert_agree, play, start
 
 from fednca.engines.eager import EagerEngine
 from fednca.engines.graphs.engine import GraphEngine
+from fednca.methods.contract import Rule
 
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "train__precision": "float64"}
 
@@ -92,9 +93,7 @@ def test_steps_go_to_their_lane_and_all_else_to_the_main_stream(streams, monkeyp
             "step",
             lambda size, step=slot.step, lane=lane: seen.append(streams.current is lane.stream) or step(size),
         )
-    monkeypatch.setattr(
-        place.method, "finish", lambda local, batches: seen.append(streams.current is streams.main) or {}
-    )
+    monkeypatch.setattr(Rule, "finish", lambda rule, local, sums: seen.append(streams.current is streams.main) or {})
     for result in engine.train(1, range(4), server, {}):
         seen.append(streams.current is streams.main)
         assert result.update.steps
