@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from helpers import LeastSquares, tiny
+from helpers import tiny
 from parity import play, start
 
 from fednca.base.tensors import Layout, Packed
@@ -19,7 +19,7 @@ from fednca.engines.eager import EagerEngine
 from fednca.engines.graphs import one_kernel
 from fednca.engines.graphs.engine import GraphEngine
 from fednca.engines.optimizer import VectorOptimizer
-from fednca.kernels import layers
+from fednca.methods import find_method
 
 MARK = 7.0  # in gaps between weights, which nobody may touch
 LONG = 2 * 4096 + 7  # numbers: two whole blocks of the kernel, and some
@@ -66,7 +66,8 @@ class Setting:
         values.load(tensors)
         copies = Packed.zeros(Layout.of({name: t.bfloat16() for name, t in tensors.items()}), torch.device(device))
         copies.vectors[torch.bfloat16].fill_(MARK)
-        return cls(values, VectorOptimizer(values, list(SHAPES), tiny(**options).train, LeastSquares()), copies)
+        optimizer = VectorOptimizer(values, list(SHAPES), tiny(**options).train, find_method("fedavg"))
+        return cls(values, optimizer, copies)
 
     def vectors(self):
         """Return all that a step may change."""
@@ -145,17 +146,12 @@ def assert_is_torchs(found, options):
             )
 
 
-def graphs(place):
-    """Return the engine with one slot."""
-    return GraphEngine(place, 1)
-
-
 def round_of(name):
     """Return the server before and after a round, and how often the kernel was used in it."""
     place, server = start(tiny(**UNEQUAL, method__name=name, train__batch_size=32))
     before = play(EagerEngine(place), server, 1)
     with mock.patch.object(one_kernel.OneKernel, "step", autospec=True, side_effect=one_kernel.OneKernel.step) as step:
-        after = play(graphs(place), before.server, 1, before.states, first=2)
+        after = play(GraphEngine(place, 1), before.server, 1, before.states, first=2)
     return before.server, after.server, step.call_count
 
 
@@ -189,7 +185,7 @@ def main(path: str) -> None:
     """Save what the kernel makes of all cases, and of rounds."""
     _teach_rounding()
     found = {("steps", name): with_kernel(options) for name, options in OPTIONS.items()}
-    layers.DEVICE = "cpu"
+    one_kernel.DEVICE = "cpu"
     with mock.patch.object(one_kernel, "available", return_value=True):
         for name in ROUNDS:
             _, after, used = round_of(name)

@@ -10,7 +10,6 @@ from parity import distance_of_updates, play, start
 
 from fednca.engines.graphs import one_kernel
 from fednca.engines.graphs.engine import GraphEngine
-from fednca.kernels import layers
 from fednca.methods.contract import Server
 
 
@@ -40,13 +39,14 @@ def test_every_forward_pass_finds_the_weights_of_its_moment(name, optimizer, mon
     place, server = start(config)
     engine, looks = GraphEngine(place, 1), []
     slot = engine.slots[0][0]
-    losses = place.method.learner.losses
+    learner = type(place.method.learner)
+    losses = learner.losses
 
     def look(*given):
         looks.append(torch.equal(slot.shadow, slot.optimizer.vector.bfloat16()))
         return losses(*given)
 
-    monkeypatch.setattr(place.method.learner, "losses", look)
+    monkeypatch.setattr(learner, "losses", look)
     play(engine, server, 2)
     assert len(looks) > 4
     assert all(looks)
@@ -65,7 +65,7 @@ def planned(monkeypatch, copies=True, here=True, can=True, broken=False, **optio
 
     with monkeypatch.context() as patch:
         patch.setattr(one_kernel, "available", lambda: can)
-        patch.setattr(layers, "DEVICE", "cpu" if here else "cuda")
+        patch.setattr(one_kernel, "DEVICE", "cpu" if here else "cuda")
         patch.setattr("fednca.kernels.adamw.warm_up", warm_up)
         return one_kernel.in_one_kernel(setting.optimizer, setting.copies.vectors[torch.bfloat16] if copies else None)
 
@@ -92,7 +92,7 @@ def test_all_else_is_torchs(changes, monkeypatch):
 
 def test_weights_in_float64_are_torchs(monkeypatch):
     monkeypatch.setattr(one_kernel, "available", lambda: True)
-    monkeypatch.setattr(layers, "DEVICE", "cpu")
+    monkeypatch.setattr(one_kernel, "DEVICE", "cpu")
     optimizer = Setting.build({}).optimizer
     changed = SimpleNamespace(**vars(optimizer) | {"vector": optimizer.vector.double()})
     assert one_kernel.in_one_kernel(changed, torch.zeros(1, dtype=torch.bfloat16)) is None
