@@ -137,7 +137,7 @@ def first_rounds(config: Config, names: list[str], console: Console) -> dict[str
 def is_left_out(row: str, run: Measured, console: Console) -> bool:
     """Tell whether a row could not be run, and say why."""
     if run.left_out:
-        console.print(f"{ROWS[row].label}: left out, {run.left_out}")
+        console.print(f"{ROWS[row].label}: left out, {run.left_out}", markup=False)  # extras are in brackets
     return bool(run.left_out)
 
 
@@ -252,7 +252,7 @@ def scaling(config: Config, names: list[str] | None, repeats: int, console: Cons
         for clients, size in settings:
             found = scale(config, row, clients, size, repeats)
             if isinstance(found, str):
-                console.print(f"{ROWS[row].label}: left out, {found}")
+                console.print(f"{ROWS[row].label}: left out, {found}", markup=False)
                 break
             numbers.append(found)
             table.add_row(
