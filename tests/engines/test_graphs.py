@@ -12,7 +12,7 @@ from torch import nn
 from fednca.base.errors import FedncaError, UnfitEngineError
 from fednca.base.tensors import Layout, Packed, join
 from fednca.engines.eager import EagerEngine
-from fednca.engines.graphs.engine import CLOSE, GraphEngine, spread
+from fednca.engines.graphs.engine import CLOSE, FINISH, GraphEngine, spread
 from fednca.engines.graphs.lanes import Lane
 from fednca.engines.images import Shard
 from fednca.engines.select import select_engine
@@ -20,7 +20,6 @@ from fednca.methods import method_names
 from fednca.methods.contract import Rule, Server, average
 
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4}  # sizes that end in partial batches
-CLOSING = (CLOSE,)  # what an exchange that sends nothing is captured as
 
 
 def graphs(place, slots=2, **options):
@@ -143,10 +142,10 @@ class Remembering(Rule):
 @pytest.mark.parametrize(
     ("name", "rule", "what"),
     [
-        ("spherefed", None, CLOSING),
-        ("fedcurv", None, "finish"),
+        ("spherefed", None, (CLOSE,)),
+        ("fedcurv", None, FINISH),
         ("fedlgt", None, "score"),
-        ("fedavg", Remembering(), "finish"),
+        ("fedavg", Remembering(), FINISH),
     ],
 )
 def test_what_is_captured_once_does_the_same_for_every_client_and_round(name, rule, what, monkeypatch):
@@ -160,7 +159,7 @@ def test_what_is_captured_once_does_the_same_for_every_client_and_round(name, ru
     assert (what, 16) in {key[:2] for key in engine.passes.lane.graphs}
 
 
-@pytest.mark.parametrize(("name", "what"), [("spherefed", CLOSING), ("fedcurv", "finish")])
+@pytest.mark.parametrize(("name", "what"), [("spherefed", (CLOSE,)), ("fedcurv", FINISH)])
 def test_sums_that_cannot_be_captured_are_added_up_without_graphs(name, what, monkeypatch):
     place, server = start(tiny(**UNEQUAL, method__name=name, train__precision="float64"))
     expected = play(EagerEngine(place), server, 2)

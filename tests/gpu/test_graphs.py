@@ -1,20 +1,22 @@
 """Captured steps of clients side by side against the eager engine on the same GPU."""
 
 import threading
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from helpers import TINY, tiny
 from parity import assert_agree, distance_of_updates, play, start
 
-import fednca.engines.eager
 import fednca.engines.graphs.engine
 from fednca.engines.eager import EagerEngine
-from fednca.engines.graphs.engine import GraphEngine, sizes_of
+from fednca.engines.graphs.engine import CLOSE, FINISH, GraphEngine, sizes_of
+from fednca.engines.select import select_engine
 from fednca.kernels.layers import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
 from fednca.kernels.residual import FusedBasicBlock
 from fednca.methods import method_names
-from fednca.methods.fedavg import FedAvg
+from fednca.methods.contract import Learner, Rule
 from fednca.runs import resume, train
 from fednca.runs.callbacks import Callback
 
@@ -44,42 +46,44 @@ def test_every_method_agrees_with_the_eager_engine(name, slots):
 
 
 @pytest.mark.parametrize("precision", ["float64", "bf16"])
-@pytest.mark.parametrize(("name", "what"), [("fedcurv", "finish"), ("spherefed", "close")])
+@pytest.mark.parametrize(("name", "what"), [("fedcurv", FINISH), ("spherefed", (CLOSE,))])
 def test_sums_over_images_are_captured_and_what_they_are_without_graphs(name, what, precision, monkeypatch):
-    monkeypatch.setattr(fednca.engines.eager, "LARGE_FINISH_BATCH", 16)
-    monkeypatch.setattr(fednca.engines.eager, "FINISH_BATCH", 16)
+    monkeypatch.setattr("fednca.engines.local_update.LARGE_FINISH_BATCH", 16)
+    monkeypatch.setattr("fednca.engines.local_update.FINISH_BATCH", 16)
     config = tiny(**UNEQUAL, method__name=name, train__precision=precision, evaluate__batch_size=16)
     place, server = start(config, "cuda")
     engine = graphs(place)
     found = play(engine, server, 3)
-    without = graphs(place)  # which takes the place's model for itself
+    without = graphs(place)  # which takes the model for itself
     without.passes.uncaptured.add(what)
     assert_agree(found, play(without, server, 3), atol=1e-6)
     assert not engine.passes.uncaptured
     assert (what, 16) in {key[:2] for key in engine.passes.lane.graphs}
 
 
-class Waiting(FedAvg):
+class Waiting(Rule):
     """Sums over images by which the host waits for the device."""
 
-    def finish_sums(self, local, images, labels):
+    adds_up: ClassVar[bool] = True
+
+    def sums(self, local, images, labels):
         return {"images": torch.full((), images.sum().item(), dtype=torch.float64, device=images.device)}
 
     def finish(self, local, sums):
         return sums
 
 
-def test_sums_that_cannot_be_captured_are_added_up_without_graphs(monkeypatch):
-    monkeypatch.setattr("parity.create_method", lambda config: Waiting())
-    place, server = start(tiny(**UNEQUAL, train__precision="float64"), "cuda")
+def test_sums_that_cannot_be_captured_are_added_up_without_graphs():
+    place, server = start(tiny(**UNEQUAL, method__name="fedavg", train__precision="float64"), "cuda")
+    place = replace(place, method=replace(place.method, rule=Waiting()))
     expected, engine = play(EagerEngine(place), server, 2), graphs(place)
     assert_agree(play(engine, server, 2), expected, atol=1e-8)  # which scores by graphs thereafter
-    assert engine.passes.uncaptured == {"finish"}
+    assert engine.passes.uncaptured == {FINISH}
 
 
 def test_more_images_than_were_foreseen_are_scored():
     place, server = start(tiny(**UNEQUAL, train__precision="float64"), "cuda")
-    engine = GraphEngine(place, 1)
+    engine = graphs(replace(place, test=place.val), 1)
     shards = (place.val, place.test, place.val)
     found = [engine.predict(server.weights, shard, 16) for shard in shards]
     expected = [EagerEngine(place).predict(server.weights, shard, 16) for shard in shards]
@@ -172,11 +176,12 @@ def test_judging_has_its_memory_before_clients_take_theirs(monkeypatch):
     captured = []
 
     def plan(self, wanted, largest, old=GraphEngine._plan):
-        captured.extend(key[:2] for key in self.judge.lane.graphs)
+        captured.extend(key[:2] for key in self.passes.lane.graphs)
         return old(self, wanted, largest)
 
     monkeypatch.setattr(GraphEngine, "_plan", plan)
     place, _ = start(tiny(**UNEQUAL, evaluate__batch_size=16, engine="graphs"), "cuda")
+    assert isinstance(select_engine(place), GraphEngine)
     sizes = {*sizes_of(place.val, 16), *sizes_of(place.test, 16)}
     assert set(captured) == {("score", size) for size in sizes}
 
@@ -206,12 +211,13 @@ def test_memory_grows_with_the_clients_of_a_round_and_not_with_all():
 
 
 def test_a_step_that_cannot_be_captured_falls_back_to_the_eager_engine(monkeypatch):
-    def losses(self, model, images, labels, local):
-        loss = FedAvg.losses(self, model, images, labels, local)["bce"]
+    def losses(self, *given, usual=Learner.losses):
+        loss = usual(self, *given)["bce"]
         return {"bce": loss if loss.item() > 0 else -loss}  # waits for the device
 
-    monkeypatch.setattr("fednca.methods.fedprox.FedProx.losses", losses)
+    monkeypatch.setattr(Learner, "losses", losses)
     place, server = start(tiny(**UNEQUAL, method__name="fedprox", engine="auto"), "cuda")
-    assert isinstance(EagerEngine(place), EagerEngine)
-    assert EagerEngine(place).note.startswith("engine: eager, since a step cannot be captured")
-    assert play(EagerEngine(place), server, 1).results
+    engine = select_engine(place)
+    assert isinstance(engine, EagerEngine)
+    assert engine.note.startswith("engine: eager, since a step cannot be captured")
+    assert play(engine, server, 1).results
