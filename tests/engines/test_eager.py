@@ -1,21 +1,15 @@
 """The reference engine against plain PyTorch loops, and the identities of federated averaging."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import tiny
 from parity import start
 
-from fednca.base.errors import FedncaError
 from fednca.base.randomness import torch_rng
-from fednca.data.load import federate
 from fednca.engines.eager import EagerEngine
 from fednca.engines.local import Workplace
 from fednca.engines.model import build_model
-from fednca.engines.workplace import build_workplace
-from fednca.methods import create_method
 from fednca.methods.contract import Server, Tensors, average
 from fednca.runs.rounds import choose_clients
 
@@ -149,14 +143,3 @@ def test_frozen_normalisation_never_changes():
     buffers = [name for name, _ in place.model.named_buffers() if name in averaged]
     assert buffers
     assert_same({n: averaged[n] for n in buffers}, {n: server.weights[n] for n in buffers})
-
-
-def test_a_client_of_one_image_is_refused_in_one_sentence_where_batch_norm_needs_two():
-    config = tiny(method__name="fedavg", model__backbone="resnet18", data__image_size=32, train__precision="float64")
-    method, federation = create_method(config), federate(config)
-    model = build_model(config, method, federation.dataset.classes, pretrained="none")
-    dealt = federation.train.partition
-    alone = replace(dealt, clients=(dealt.clients[0][:1], *dealt.clients[1:]))
-    federation = replace(federation, train=replace(federation.train, partition=alone))
-    with pytest.raises(FedncaError, match=r"'resnet18' cannot train on batches of 1 at 32 px.*min_samples"):
-        build_workplace(config, method, federation, model, torch.device("cpu"))
