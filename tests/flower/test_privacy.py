@@ -8,15 +8,15 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from helpers import tiny
 from in_process import serve_until, settings_for, simulated
-from parity import start
+from parity import next_server, start
 
 from fednca.base.errors import FedncaError
+from fednca.engines.eager import EagerEngine
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after, noise_average, privatize_update
 from fednca.flower.server import serve
 from fednca.methods.contract import average
 from fednca.runs import Run
-from fednca.runs.rounds import shares
 
 NAMES = ["conv.weight", "head.bias"]
 
@@ -116,13 +116,13 @@ def test_a_private_run_reports_its_epsilon(mode, name, tmp_path):
 @pytest.mark.parametrize("mode", ["central", "local"])
 def test_the_noise_of_a_run_is_as_large_as_it_should_be_and_spares_batchnorm(mode, tmp_path):
     config = tiny(method__name="fedavg", train__rounds=1)
-    job, server = start(config)
-    results = list(job.engine.train(1, [0, 1, 2], server, {}))
-    expected = job.method.aggregate(server, [r.update for r in results], shares(config, results)).weights
+    place, server = start(config)
+    results = list(EagerEngine(place).train(1, [0, 1, 2], server, {}))
+    expected = next_server(place, server, results).weights
     settings = private(config, tmp_path, mode=mode, clip_norm=1e6, noise_multiplier=1e-6)  # clips nothing
     found = Run(serve(simulated(), settings)).state("last").server.weights
 
-    trainable = {name for name, _ in job.model.named_parameters()}
+    trainable = {name for name, _ in place.model.named_parameters()}
     noise = torch.cat([(found[name] - expected[name]).flatten() for name in sorted(trainable)]).double()
     deviation = 1.0 / 3 if mode == "central" else 2.0 / 3**0.5  # of the average of three sites
     assert noise.std().item() == pytest.approx(deviation, rel=0.02)

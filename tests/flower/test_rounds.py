@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from fednca.flower.rounds import CLOSE
 from helpers import tiny
 from in_process import assert_same, settings_for, simulated
 
 from fednca.base.errors import RunFailedError
+from fednca.flower.engine import CLOSE
 from fednca.flower.server import serve
-from fednca.methods.fedavg import FedAvg
+from fednca.methods.contract import Rule
 from fednca.runs import Run
 from fednca.runs.checkpoint import load_checkpoint
 
@@ -58,15 +58,15 @@ def test_of_rounds_that_are_equally_good_the_last_one_is_the_model_to_use(tmp_pa
 
 
 def test_an_average_that_is_no_number_ends_the_run_and_the_last_good_round_stays(tmp_path, monkeypatch):
-    def spoil(self, server, updates, shares, honest=FedAvg.aggregate):
-        after = honest(self, server, updates, shares)
+    def spoil(self, *given, honest=Rule.combine):
+        after = honest(self, *given)
         if len(rounds := [*spoiled, 1]) == 2:
             after.weights["head.linear.weight"][0, 0] = torch.nan
         spoiled[:] = rounds
         return after
 
     spoiled = []
-    monkeypatch.setattr(FedAvg, "aggregate", spoil)
+    monkeypatch.setattr(Rule, "combine", spoil)
     settings = settings_for(tiny(method__name="fedavg"), tmp_path)
     with pytest.raises(RunFailedError, match=r"round 2, after aggregation: 'head\.linear\.weight' is not finite"):
         serve(simulated(), settings)
