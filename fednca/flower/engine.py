@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class FlowerEngine(Engine):
     folder: Path
     note: str = ""
     keeps_states: bool = True
+    _judges: set[str] | None = field(default=None, init=False)  # who answered in all exchanges after this round's train
 
     @property
     def names(self) -> Sequence[str]:  # type: ignore[override]
@@ -66,6 +67,7 @@ class FlowerEngine(Engine):
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
     ) -> Iterator[Trained | LeftOut]:
         """Wait for enough of the sites, let them train, and yield the updates that count once all are there."""
+        self._judges = None
         chosen = [self.names[client] for client in clients]
         need = min(self.settings.min_sites, len(chosen))
         self.roster.wait_for(chosen, need, self.settings.wait)
@@ -86,7 +88,7 @@ class FlowerEngine(Engine):
         expected = rehearse_closing(self.config, self.method, self.model, len(self.classes), asked)
         answers = self._ask_all(CLOSE, number, tensors, lambda _, content: read_tensors(content, "sums", expected))
         found = [answers.replies[site] for site in sorted(answers.replies)]
-        return Totals(total(found) if len(found) >= self.settings.min_sites else None, answers.missing)
+        return Totals(total(found) if self._suffices(number, answers) else None, answers.missing)
 
     def judge(self, number: int, server: Server) -> Judgement:
         """Let all sites that are connected judge a model on their own images, by histograms of its scores."""
@@ -96,10 +98,7 @@ class FlowerEngine(Engine):
             return read_histograms(content, shape, self.roster.present[site].images)
 
         answers = self._ask_all(MessageType.EVALUATE, number, {"weights": to_arrays(server.weights)}, read)
-        if len(answers.replies) < self.settings.min_sites:
-            LOG.warning(
-                "round %s: the model is not judged, since fewer than %s sites do", number, self.settings.min_sites
-            )
+        if not self._suffices(number, answers):
             return Judgement(left_out=answers.missing)
         sent = {site: answers.replies[site] for site in sorted(answers.replies)}
         thresholds, metrics = judge_histograms(sent, self.config.calibrate)
@@ -163,13 +162,27 @@ class FlowerEngine(Engine):
         return exchange(self.grid, messages, self.settings.deadline, read)
 
     def _ask_all(self, kind: str, number: int, tensors: Mapping[str, ArrayRecord], read: Read[T]) -> Answers[T]:
-        """Ask all sites that are connected now."""
+        """Ask all sites that are connected, but after a round's first such exchange only those that answered so far.
+
+        So all exchanges of a closing add up the same sites, and a site that failed is not waited for again.
+        """
         self.roster.look()
-        assignments = [(site, self._assignment(site, number)) for site in sorted(self.roster.present)]
+        asked = sorted(self.roster.present if self._judges is None else self._judges)
+        absent = self.roster.absent(asked)
+        assignments = [(site, self._assignment(site, number)) for site in asked if site not in absent]
         answers = self._ask(kind, assignments, tensors, read)
+        answers.missing.update(absent)
         for site, reason in answers.missing.items():
             LOG.warning("round %s: site '%s' does not judge: %s", number, site, reason)
+        self._judges = set(answers.replies)
         return answers
+
+    def _suffices(self, number: int, answers: Answers[T]) -> bool:
+        """Return whether enough sites answered for the model to be judged."""
+        if len(answers.replies) >= self.settings.min_sites:
+            return True
+        LOG.warning("round %s: the model is not judged, since fewer than %s sites do", number, self.settings.min_sites)
+        return False
 
     def _train_sites(
         self, number: int, sites: list[str], server: Server, states: dict[int, Tensors]

@@ -75,7 +75,8 @@ def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
         try:
             play(Run(folder), engine, state, [RoundLog(config.train.rounds)])
         except RunFailedError as error:
-            raise RunFailedError(f"{error} (what was finished is in '{folder}')") from error
+            spent = "; another round needs a higher max_epsilon" if engine.ended() else ""
+            raise RunFailedError(f"{error} (the log says more; '{folder}' keeps what was finished{spent})") from error
     LOG.info("the run is finished; its folder is '%s'", folder)
 
 

@@ -10,7 +10,7 @@ from helpers import tiny
 from in_process import serve_until, settings_for, simulated
 from parity import next_server, start
 
-from fednca.base.errors import FedncaError
+from fednca.base.errors import FedncaError, RunFailedError
 from fednca.engines.eager import EagerEngine
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after, noise_average, privatize_update
@@ -153,6 +153,22 @@ def test_the_last_round_that_privacy_allows_is_judged(tmp_path):
     run = Run(serve(simulated(), private(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit)))
     assert ["test" in record for record in run.history] == [False, True]
     assert run.results["val"]["round"] == 2
+
+
+def test_a_run_that_nobody_judged_within_its_budget_says_what_to_raise(tmp_path):
+    config = tiny(method__name="fedavg", train__rounds=2)
+    limit = epsilon_after(PrivacyConfig(noise_multiplier=2.0), 1) + 0.01
+    settings = private(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit)
+    grid = simulated()
+    for node in grid.nodes.values():
+        node.fault = lambda message, reply: None if message.metadata.message_type == "evaluate" else reply
+    for resume in (False, True):
+        with pytest.raises(RunFailedError, match=r"no model was judged .*; another round needs a higher max_epsilon"):
+            serve(grid, settings.model_copy(update={"deadline": 2.0}), resume=resume)
+    for node in grid.nodes.values():
+        node.fault = lambda message, reply: reply
+    more = settings.privacy.model_copy(update={"max_epsilon": None})
+    assert Run(serve(grid, settings.model_copy(update={"privacy": more}), resume=True)).results["val"]
 
 
 def test_a_run_that_could_not_play_a_single_round_is_refused(tmp_path):
