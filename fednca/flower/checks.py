@@ -10,6 +10,7 @@ from flwr.app import MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fednca.base.errors import FedncaError
+from fednca.base.tensors import dtype_name
 from fednca.config import Config
 from fednca.engines.contract import Trained
 from fednca.engines.images import Shard
@@ -136,4 +137,4 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"
