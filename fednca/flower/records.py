@@ -24,7 +24,7 @@ NO_GAPS = 1  # alignment: a gap would only be sent
 
 
 def to_arrays(tensors: Tensors) -> ArrayRecord:
-    """Put tensors into a record, on whatever device they are; every dtype stays what it is."""
+    """Put tensors into a record, from whatever device they are on; dtypes stay as they are."""
     layout = Layout.of(dict(sorted(tensors.items())), alignment=NO_GAPS)
     arrays = {LAYOUT: _write([np.frombuffer(layout.to_json().encode(), np.uint8)])}
     for dtype in layout.lengths:
@@ -34,25 +34,25 @@ def to_arrays(tensors: Tensors) -> ArrayRecord:
 
 
 def from_arrays(record: ArrayRecord) -> Tensors:
-    """Take tensors out of a record, and refuse one that holds anything else."""
+    """Return the tensors of a record; refuse a record that holds anything else."""
     try:
         arrays = {name: _read(array) for name, array in record.items()}
         layout = Layout.from_json(arrays.pop(LAYOUT).numpy().tobytes().decode(), NO_GAPS)
         vectors = {DTYPES[name]: vector for name, vector in arrays.items()}
         layout.check(vectors)
         return Packed(layout, vectors)
-    except Exception as error:  # noqa: BLE001 (what a stranger's bytes make numpy, zipfile and tokenize raise is no list)
+    except Exception as error:  # noqa: BLE001 (hostile bytes make numpy, zipfile and json raise many kinds)
         reason = str(error).partition("\n")[0][:100]
         raise FedncaError(f"what it sent cannot be read as tensors ({type(error).__name__}: {reason})") from None
 
 
 def count_bytes(tensors: Tensors) -> int:
-    """Return how many bytes of numbers these tensors are."""
+    """Return how many bytes the numbers of these tensors take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _write(pieces: list[NDArray[Any]]) -> Array:
-    """Put vectors of one dtype one behind the other, as `numpy.save` would write them joined, but copied only once."""
+    """Join vectors of one dtype in numpy's file format, as `numpy.save` would, but with a single copy."""
     dtype, shape = pieces[0].dtype, (sum(map(len, pieces)),)
     header = BytesIO()
     write_array_header_1_0(header, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
