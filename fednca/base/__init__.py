@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files, randomness, named tensors, packages."""
+"""What all other packages use: errors, files, randomness, devices, named tensors, plug-ins."""

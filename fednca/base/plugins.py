@@ -1,4 +1,4 @@
-"""Parts from outside: by entry point of an installed package, or as `package.module:Name`."""
+"""Plug-ins from other packages, by entry point or as `package.module:Name`."""
 
 import importlib
 import os
@@ -22,12 +22,12 @@ def is_reference(name: str) -> bool:
 
 
 def load_plugin(kind: str, name: str) -> Any:  # noqa: ANN401
-    """Import what a name stands for: an entry point's name, or `package.module:Name`."""
+    """Import the object that a name refers to: an entry point, or `package.module:Name`."""
     if not is_reference(name):
         (point, *_) = entry_points(group=f"fednca.{kind}", name=name)
         return point.load()
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 (an installed command does not look into the current folder)
+    if os.getcwd() not in sys.path:  # noqa: PTH109 (an installed command does not search the current folder)
         sys.path.append(os.getcwd())  # noqa: PTH109
     try:
         found: Any = importlib.import_module(module)

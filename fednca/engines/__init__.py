@@ -1,1 +1,1 @@
-"""Ways to carry out what the loop asks of clients."""
+"""Engines: ways to train clients, add up their sums and judge models."""

@@ -19,7 +19,7 @@ class PerClassLinear(nn.Linear):
 
 
 class DecoderHead(Head):
-    """One decoder layer from learnable class queries to the map, without self-attention between the queries."""
+    """One decoder layer: learnable class queries attend to the map, but not to each other."""
 
     attends: ClassVar[bool] = True
 
@@ -49,7 +49,7 @@ class DecoderHead(Head):
 
 
 class LabelTransformerHead(Head):
-    """Self-attention over the map's positions and one token per label, made of its text and of what is known of it.
+    """Self-attention over the map's positions and one token per label.
 
     A label's token is the sum of its text vector and the vector of its state: unknown, negative or positive.
     texts: (C, d), states: (3, d); both are fixed and not in the state dict.

@@ -1,4 +1,4 @@
-"""One run: its folder, the loop of rounds, and how it goes on."""
+"""One run: its folder, the loop of rounds, checkpoints and how to resume."""
 
 from fednca.runs.callbacks import Callback
 from fednca.runs.run import Run
