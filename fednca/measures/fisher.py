@@ -168,7 +168,6 @@ def add_by_layers(
     totals: Tensors, losses: Losses, model: nn.Module, weights: Tensors, images: Tensor, labels: Tensor
 ) -> None:
     """Add the squared gradients of a batch's samples layer by layer, in one backward pass over the batch."""
-
     calls: list[str] = []
     first: list[Tensor] = []  # outputs of the layers that have no trained layer before them
 

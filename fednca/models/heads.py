@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fednca.base.errors import FedncaError, unknown_name
-from fednca.base.plugins import is_reference, load_plugin, plugin_names
+from fednca.base.plugins import find_plugin, plugin_names
 from fednca.models.ladm import LADM
 
 
@@ -151,12 +151,10 @@ POOLED_HEADS: dict[str, Callable[[int, int], Head]] = {"linear": LinearHead, "ml
 
 def pooled_head(name: str) -> Callable[[int, int], Head]:
     """Return the builder of a head from (channels, classes): a name above, an entry point, or `package.module:Name`."""
-    if name in POOLED_HEADS:
-        return POOLED_HEADS[name]
-    if is_reference(name) or name in plugin_names("heads"):
-        found: Callable[[int, int], Head] = load_plugin("heads", name)
-        return found
-    raise unknown_name("head", name, [*POOLED_HEADS, *plugin_names("heads")])
+    found: Callable[[int, int], Head] | None = POOLED_HEADS.get(name) or find_plugin("heads", name)
+    if found is None:
+        raise unknown_name("head", name, [*POOLED_HEADS, *plugin_names("heads")])
+    return found
 
 
 class Classifier(nn.Module):
