@@ -25,6 +25,7 @@ from fednca.measures.losses import CRITERIA
 from fednca.models.heads import Head
 
 Tensors = dict[str, Tensor]
+"""Tensors by name: weights, updates, sums."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ class Rule(Options):
         return Server(average([update.weights for update in updates], shares), server.state)
 
 
-Exchanges = Generator[Tensors, Tensors, Server]  # yields what to send to clients, receives the total of their sums
+Exchanges = Generator[Tensors, Tensors, Server]
+"""Yields what to send to the clients, receives the total of their sums, and returns the final server."""
 
 
 class Closing(Options):
