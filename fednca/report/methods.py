@@ -104,11 +104,11 @@ def page(classes: int = 20) -> str:
         lines += ["", f"## {row.name}", "", row.summary, "", f"    {row.about.formula}", ""]
         options = [(part, *own) for part in row.method.parts for own in option_fields(row.method, [part]).items()]
         if options:
-            lines += ["| part | option | default | what it does |", "|---|---|---|---|"]
+            lines += ["| option | part | default | what it does |", "|---|---|---|---|"]
         for part, name, field in options:
             default = "" if field.default is None else f"`{field.default}`"
             what = describe_option(field).replace("|", "\\|")  # a bare "|" would end the cell
-            lines.append(f"| {part} | `{name}` | {default} | {what} |")
+            lines.append(f"| `{name}` | {part} | {default} | {what} |")
     return "\n".join(lines).rstrip() + "\n"
 
 
