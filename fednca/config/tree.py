@@ -76,7 +76,7 @@ class MethodConfig(Options):
     """Name of the method; `fednca methods` lists them."""
     learner: str | None = None
     """Another method, whose learner (head and local loss) replaces that of `name`."""
-    closing: str | None = None
+    closing: str | None = Field(default=None, examples=["none"])
     """Another method, whose closing (a last exchange after training) replaces that of `name`; or `none`."""
     criterion: Literal["bce", "balanced", "asl"] | None = None
     """Loss in place of the learner's own BCE: plain BCE, class-balanced BCE, or the asymmetric loss."""

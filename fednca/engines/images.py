@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednca.data.store import StoredImages
-from fednca.kernels import available, gatherable
 
 Moments = tuple[tuple[float, float, float], tuple[float, float, float]]  # mean and standard deviation per channel
 IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -50,10 +49,6 @@ class ImageStore:
 
     def gather(self, rows: Tensor, change: Change | None = None) -> Tensor:
         """Return normalised images (B, 3, H, W), channels last in memory; `change` is applied to the raw ones first."""
-        if change is None and gatherable(self.pixels, rows, self.mean) and available():
-            from fednca.kernels import gather
-
-            return gather(self.pixels, rows, self.mean, self.std)
         if isinstance(self.pixels, StoredImages):
             pixels = torch.from_numpy(self.pixels.take(rows.numpy())).to(self.mean.device)
         else:

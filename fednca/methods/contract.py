@@ -131,12 +131,11 @@ class Learner(Options):
 class Rule(Options):
     """How clients and server work together; this base class averages the updates.
 
-    An engine must know some things before it trains, so they are class variables: `corrects` if `correct` does
-    anything, `adds_up` if `finish` needs sums over the client's images, and `copies`, the number of tensors of each
-    trainable weight's size that `finish` uploads (differential privacy allows none).
+    An engine must know two things before it trains, so they are class variables: `adds_up` if `finish` needs sums over
+    the client's images, and `copies`, the number of tensors of each trainable weight's size that `finish` uploads
+    (differential privacy allows none).
     """
 
-    corrects: ClassVar[bool] = False
     adds_up: ClassVar[bool] = False
     copies: ClassVar[int] = 0
     centralized: ClassVar[bool] = False  # one client has all images and keeps its optimiser's state

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fednca.config.options import Options
     from fednca.methods.contract import Method
 
-NOT_METHODS = {"contract", "registry", "build"}
+NOT_METHODS = {"contract", "registry"}
 NONE = "none"  # in place of a closing's name: no closing
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 

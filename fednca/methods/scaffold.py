@@ -15,7 +15,6 @@ from fednca.methods.fedavg import LinearLearner
 class ControlVariates(Rule):
     """Each client step is corrected by the difference between the server's and the client's own mean update."""
 
-    corrects: ClassVar[bool] = True
     copies: ClassVar[int] = 1
 
     def start_client(self, weights: Tensors) -> Tensors:
