@@ -1,5 +1,7 @@
 """Named tensors packed one after another in a few vectors, so that all are copied or added in one operation."""
 
+import json
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,25 +16,59 @@ from fednca.base.errors import RunFailedError
 ALIGNMENT = 64  # numbers; kernels read several at once, so each tensor must begin at a multiple
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's short name.
+
+    >>> dtype_name(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPES = {dtype_name(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+
+
 @dataclass(frozen=True)
 class Layout:
     """The order and shapes of tensors in the vectors of their dtypes; 4-D tensors are stored channels last."""
 
     places: tuple[tuple[str, torch.dtype, torch.Size], ...]
+    alignment: int = ALIGNMENT  # each tensor begins at a multiple of so many numbers; with 1, there are no gaps
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], first: Iterable[str] = ()) -> Self:
+    def of(cls, tensors: Mapping[str, Tensor], first: Iterable[str] = (), alignment: int = ALIGNMENT) -> Self:
         """Lay out tensors in order, those named in `first` before the others."""
         names = dict.fromkeys([*first, *tensors])
-        return cls(tuple((name, tensors[name].dtype, tensors[name].shape) for name in names))
+        return cls(tuple((name, tensors[name].dtype, tensors[name].shape) for name in names), alignment)
+
+    @classmethod
+    def from_json(cls, text: str, alignment: int = ALIGNMENT) -> Self:
+        """Read a layout that `to_json` wrote; any other text raises an exception."""
+        places = tuple((str(name), DTYPES[dtype], torch.Size(shape)) for name, dtype, shape in json.loads(text))
+        if len({name for name, _, _ in places}) < len(places):
+            raise ValueError("two tensors have the same name")
+        if any(side < 0 for _, _, shape in places for side in shape):
+            raise ValueError("a shape has a negative side")
+        return cls(places, alignment)
+
+    def to_json(self) -> str:
+        """Write name, dtype and shape of each tensor, but not the alignment."""
+        return json.dumps([(name, dtype_name(dtype), list(shape)) for name, dtype, shape in self.places])
 
     @cached_property
     def lengths(self) -> dict[torch.dtype, list[int]]:
         """The lengths of the pieces of each dtype's vector: a tensor, a gap, a tensor, a gap, …"""
         found: dict[torch.dtype, list[int]] = {}
         for _, dtype, shape in self.places:
-            found.setdefault(dtype, []).extend([shape.numel(), -shape.numel() % ALIGNMENT])
+            length = math.prod(shape)  # exact, however large; torch's own product runs over
+            found.setdefault(dtype, []).extend([length, -length % self.alignment])
         return found
+
+    def check(self, vectors: Mapping[torch.dtype, Tensor]) -> None:
+        """Raise ValueError unless there is one vector for each dtype, exactly as long as the tensors need."""
+        found = {key: (vector.dtype, tuple(vector.shape)) for key, vector in vectors.items()}
+        if found != {dtype: (dtype, (sum(each),)) for dtype, each in self.lengths.items()}:
+            raise ValueError("the layout does not fit the numbers")
 
 
 class Packed(dict[str, Tensor]):
@@ -69,8 +105,13 @@ class Packed(dict[str, Tensor]):
 
 
 def join(tensors: Iterable[Tensor]) -> Tensor:
-    """Join tensors to one vector, 4-D ones channels last, as they are stored."""
-    return torch.cat([(each.permute(0, 2, 3, 1) if each.ndim == 4 else each).flatten() for each in tensors])
+    """Join tensors to one vector, without gaps."""
+    return torch.cat([flat(each) for each in tensors])
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor as a vector, 4-D ones channels last, as models store them."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor).flatten()
 
 
 def view(piece: Tensor, shape: torch.Size) -> Tensor:

@@ -4,7 +4,6 @@ Each is a class that a module of torch is turned into (see `fuse`). It decides i
 is: the same model may be given another type, or a map with another layout in memory, that no kernel was compiled for.
 """
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -68,7 +68,8 @@ def add_by_samples(
 
     gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
     at_once = min(MOST, max(1, HELD // sum(weight.numel() for weight in weights.values())))
-    with plain_attention():
+    # In float32: BatchNorm in bf16 cannot be mapped over samples on a CPU, and squares want the digits.
+    with plain_attention(), torch.autocast(images.device.type, enabled=False):
         for some in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
             for name, each in gradients(weights, *some).items():
                 totals[name] += each.square().sum(0)

@@ -80,7 +80,7 @@ class Round:
             "train_seconds": self.train_seconds,
             "samples_per_second": self.samples_per_second,
         }
-        if self.took_part != list(self.clients):  # sites, which have names
+        if self.left_out or self.notes or self.took_part != list(self.clients):  # the last: sites, which have names
             found |= {"took_part": self.took_part, "left_out": self.left_out, "notes": self.notes}
         found |= self.facts
         if self.judgement.left_out:

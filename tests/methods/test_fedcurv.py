@@ -236,3 +236,12 @@ def test_runs_at_once_leave_the_switches_of_attention_as_they_were():
         thread.join()
     assert all(event.is_set() for event in entered)
     assert switches() == before == (True, True, True)
+
+
+@pytest.mark.parametrize("learner", ["fednca-ml", "fedlgt", "ml-decoder"])
+def test_bf16_trains_with_every_head_and_its_fisher_is_near_float32s(learner, tmp_path):
+    config = tiny(method__name="fedcurv", method__learner=learner, train__rounds=1)
+    exact = train(config, tmp_path / "float32").state("last").server.state
+    rounded = train(config.replace({"train.precision": "bf16"}), tmp_path / "bf16").state("last").server.state
+    diagonals = [torch.cat([own[name].flatten() for name in exact if "/u/" in name]) for own in (exact, rounded)]
+    assert torch.nn.functional.cosine_similarity(*diagonals, dim=0) > 0.9
