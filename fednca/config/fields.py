@@ -1,4 +1,4 @@
-"""Fields of settings as text: reading a value, and saying what a field takes."""
+"""Settings as text: parsing a value, and describing what a field takes."""
 
 import json
 from collections.abc import Mapping

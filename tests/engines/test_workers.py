@@ -75,7 +75,7 @@ class KillWorker(Callback):
 def test_a_killed_worker_stops_the_run_and_resume_ends_it_as_if_nothing_had_been(tmp_path):
     config = tiny(method__name="scaffold", engine="processes", workers=2)
     killer = KillWorker(2)
-    with pytest.raises(RunFailedError, match=r"killed, perhaps for want of memory; .*`fednca resume"):
+    with pytest.raises(RunFailedError, match=r"killed, perhaps because memory ran out; .*`fednca resume"):
         train(config, tmp_path / "killed", [killer])
     assert killer.killed
     assert multiprocessing.active_children() == []
@@ -96,7 +96,7 @@ def test_a_worker_killed_while_idle_is_noticed(fedavg, task):
         "train": lambda: list(engine.train(1, [0, 1, 2], server, {})),
         "predict": lambda: engine.predict(server.weights, place.test, 16),
     }
-    with pytest.raises(RunFailedError, match="killed, perhaps for want of memory; use fewer workers"):
+    with pytest.raises(RunFailedError, match="killed, perhaps because memory ran out; use fewer workers"):
         use[task]()
 
 

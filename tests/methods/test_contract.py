@@ -81,7 +81,6 @@ class EveryLoss(LinearLearner):
 class EveryStep(Rule):
     """Uses every part of a rule in a way that can be counted."""
 
-    corrects = True
     adds_up = True
 
     def start_server(self, weights, clients):
