@@ -2,22 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
-
 from fednca.engines.contract import Trained
-from fednca.engines.images import Shard
-from fednca.engines.local import LocalEngine, Workplace
-from fednca.engines.local_update import Trainer
+from fednca.engines.local import LocalEngine
 from fednca.methods.contract import Server, Tensors
 
 
 class EagerEngine(LocalEngine):
-    """Trains the chosen clients in turn on one model."""
-
-    def __init__(self, place: Workplace) -> None:
-        """Take the workplace; training overwrites its model."""
-        super().__init__(place)
-        self.trainer = Trainer(place.method, place.model, place.config.train, place.config.seed)
+    """Trains the chosen clients in turn on the workplace's model, which it overwrites."""
 
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
@@ -27,11 +18,3 @@ class EagerEngine(LocalEngine):
         for client in clients:
             shard, state = self.place.train[client], states.get(client, {})
             yield self.trainer.update(number, client, shard, server.weights, received, state)
-
-    def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
-        """Return the probabilities (N, C) that a model with these weights gives for a shard's images."""
-        return self.trainer.predict(weights, shard, batch_size)
-
-    def client_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int, asked: Tensors) -> list[Tensors]:
-        """Return each client's sums for one exchange of the closing, for a model with these weights."""
-        return [self.trainer.sums(weights, shard, batch_size, asked) for shard in shards]

@@ -1,6 +1,5 @@
 """What the engines of a simulation share: they hold the images of all clients themselves."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from fednca.base.tensors import check_finite
 from fednca.config import Config
 from fednca.engines.contract import Engine, Judgement, Totals
 from fednca.engines.images import Shard
+from fednca.engines.local_update import Trainer
 from fednca.measures.collapse import measure_collapse
 from fednca.measures.metrics import at_thresholds, multilabel_metrics
 from fednca.measures.thresholds import pick_thresholds, score_histograms
@@ -32,20 +32,20 @@ class Workplace:
 
 
 class LocalEngine(Engine):
-    """Judges models and adds up sums on a workplace's images; a subclass trains."""
+    """Judges models and adds up sums on a workplace's images; a subclass trains, and may do the others its own way."""
 
     def __init__(self, place: Workplace) -> None:
-        """Take the workplace."""
         self.place, self.note = place, ""
         self.names = [str(client) for client in range(len(place.train))]
+        self.trainer = Trainer(place.method, place.model, place.config.train, place.config.seed)
 
-    @abstractmethod
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives for a shard's images, in order."""
+        return self.trainer.predict(weights, shard, batch_size)
 
-    @abstractmethod
     def client_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int, asked: Tensors) -> list[Tensors]:
         """Return each client's sums for one exchange of the closing, for a model with these weights."""
+        return [self.trainer.sums(weights, shard, batch_size, asked) for shard in shards]
 
     def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
         """Add up the sums of all clients."""

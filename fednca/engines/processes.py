@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.reduction import ForkingPickler
@@ -32,7 +33,6 @@ from fednca.base.errors import FedncaError, RunFailedError
 from fednca.base.randomness import GLOBAL
 from fednca.data.processes import _start_worker, cores
 from fednca.engines.contract import Trained
-from fednca.engines.eager import EagerEngine
 from fednca.engines.images import Shard, batch_bounds
 from fednca.engines.local import LocalEngine, Workplace
 from fednca.methods.contract import Server, Tensors
@@ -42,56 +42,33 @@ TRIAL_SECONDS = 20
 
 
 @dataclass(frozen=True)
-class TrainClient:
-    """The local update of one client in round `number`."""
-
-    number: int
-    client: int
-    state: Tensors
-
-    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> Trained:
-        """Train the client."""
-        shard = eager.place.train[self.client]
-        return eager.trainer.update(self.number, self.client, shard, sent.weights, sent.others, self.state)
-
-
-@dataclass(frozen=True)
-class PredictBatch:
-    """The evaluation of one batch: rows `start` to `stop` of a shard."""
-
-    shard: int
-    start: int
-    stop: int
-    batch_size: int
-
-    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> tuple[int, Tensor]:
-        """Return where the batch starts, and its probabilities."""
-        shard, rows = shards[self.shard], slice(self.start, self.stop)
-        batch = Shard(shard.store, shard.rows[rows], shard.labels[rows])
-        return self.start, eager.predict(sent.weights, batch, self.batch_size)
-
-
-@dataclass(frozen=True)
-class AddUpClient:
-    """One client's part in an exchange of the closing."""
-
-    shard: int
-    batch_size: int
-
-    def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> tuple[int, Tensors]:
-        """Return the shard's number, and its sums."""
-        return self.shard, eager.trainer.sums(sent.weights, shards[self.shard], self.batch_size, sent.others)
-
-
-Order = TrainClient | PredictBatch | AddUpClient
-
-
-@dataclass(frozen=True)
 class Sent:
     """What a server sends to its clients: the weights, and what the rule or the closing adds to them."""
 
     weights: Tensors
     others: Tensors = field(default_factory=dict)
+
+
+Order = Callable[["ProcessEngine", Sent], Any]  # one of the three functions that follow, with its own arguments
+
+
+def train_client(engine: "ProcessEngine", sent: Sent, *, number: int, client: int, state: Tensors) -> Trained:
+    """Train one client in round `number`."""
+    return engine.trainer.update(number, client, engine.place.train[client], sent.weights, sent.others, state)
+
+
+def predict_batch(
+    engine: "ProcessEngine", sent: Sent, *, shard: int, start: int, stop: int, batch_size: int
+) -> tuple[int, Tensor]:
+    """Score rows `start` to `stop` of a shard, and return where they start, and their probabilities."""
+    whole, rows = engine.shards[shard], slice(start, stop)
+    batch = Shard(whole.store, whole.rows[rows], whole.labels[rows])
+    return start, engine.trainer.predict(sent.weights, batch, batch_size)
+
+
+def add_up_client(engine: "ProcessEngine", sent: Sent, *, shard: int, batch_size: int) -> tuple[int, Tensors]:
+    """Return the shard's id, and its sums for an exchange of the closing."""
+    return shard, engine.trainer.sums(sent.weights, engine.shards[shard], batch_size, sent.others)
 
 
 @dataclass(frozen=True)
@@ -106,10 +83,9 @@ class ProcessEngine(LocalEngine):
     """Trains the chosen clients in worker processes, forked when they are first needed."""
 
     def __init__(self, place: Workplace, workers: int) -> None:
-        """Take the workplace, which every worker inherits, and the largest number of workers."""
         super().__init__(place)
-        self.eager, self.workers = EagerEngine(place), workers
-        self.shards = [place.val, place.test, *place.train]
+        self.workers = workers  # at most
+        self.shards = {id(shard): shard for shard in (place.val, place.test, *place.train)}  # a fork keeps ids
         self.note = f"engine: {workers} processes" + (", one for each core" if workers == cores() else "")
         self._workers: list[Worker] = []
 
@@ -119,31 +95,27 @@ class ProcessEngine(LocalEngine):
         """Train the clients in round `number`, and yield each one's result as soon as it is ready."""
         largest_first = sorted(clients, key=lambda client: -len(self.place.train[client]))
         sent = Sent(server.weights, self.place.method.rule.send(server))
-        yield from self._share_out(sent, [TrainClient(number, k, states.get(k, {})) for k in largest_first])
+        orders = [partial(train_client, number=number, client=k, state=states.get(k, {})) for k in largest_first]
+        yield from self._share_out(sent, orders)
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
         """Return the probabilities (N, C) that a model with these weights gives for a shard's images."""
-        place = self._place(shard)
-        if place is None:
-            return self.eager.predict(weights, shard, batch_size)
+        if id(shard) not in self.shards:
+            return super().predict(weights, shard, batch_size)
         largest_first = sorted(batch_bounds(len(shard), batch_size), key=lambda bound: bound[0] - bound[1])
-        orders = [PredictBatch(place, start, stop, batch_size) for start, stop in largest_first]
+        order = partial(predict_batch, shard=id(shard), batch_size=batch_size)
+        orders = [partial(order, start=start, stop=stop) for start, stop in largest_first]
         parts: dict[int, Tensor] = dict(self._share_out(Sent(weights), orders))
         return torch.cat([parts[start] for start in sorted(parts)])
 
     def client_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int, asked: Tensors) -> list[Tensors]:
         """Return each client's sums for one exchange of the closing, for a model with these weights."""
-        places = [self._place(shard) for shard in shards]
-        if None in places:
-            return self.eager.client_sums(weights, shards, batch_size, asked)
-        largest_first = sorted((place for place in places if place is not None), key=lambda at: -len(self.shards[at]))
-        orders = [AddUpClient(place, batch_size) for place in largest_first]
+        if any(id(shard) not in self.shards for shard in shards):
+            return super().client_sums(weights, shards, batch_size, asked)
+        largest_first = sorted(shards, key=len, reverse=True)
+        orders = [partial(add_up_client, shard=id(shard), batch_size=batch_size) for shard in largest_first]
         found = dict(self._share_out(Sent(weights, asked), orders))
-        return [found[place] for place in places]
-
-    def _place(self, shard: Shard) -> int | None:
-        """Return the number by which the workers know a shard, or None."""
-        return next((place for place, each in enumerate(self.shards) if each is shard), None)
+        return [found[id(shard)] for shard in shards]
 
     def close(self) -> None:
         """End the workers, whatever they are doing; the next use starts new ones."""
@@ -176,7 +148,7 @@ class ProcessEngine(LocalEngine):
         """Return this many idle workers, and start those that are missing."""
         free = [worker for worker in self._workers if not worker.busy]
         while len(free) < count:
-            free.append(Worker(self.eager, self.shards))
+            free.append(Worker(self))
             self._workers.append(free[-1])
         return free[:count]
 
@@ -184,13 +156,12 @@ class ProcessEngine(LocalEngine):
 class Worker:
     """A forked process, and this end of the connection to it."""
 
-    def __init__(self, eager: EagerEngine, shards: Sequence[Shard]) -> None:
-        """Start the process."""
+    def __init__(self, engine: ProcessEngine) -> None:
         # A fork inherits locks in their present state, and every open end of a connection. Holding this lock makes sure
         # that the fork can use it, and that two engines in two threads do not inherit each other's connections.
         with GLOBAL:
             self.connection, there = multiprocessing.Pipe()
-            self.process = fork(serve, there, eager, shards)
+            self.process = fork(serve, there, engine)
             there.close()  # only the process holds it now, so its death closes the connection
         self.busy = False
 
@@ -239,7 +210,7 @@ def fork(target: Callable[..., None], *arguments: object) -> ForkProcess:
     return process
 
 
-def serve(connection: Connection, eager: EagerEngine, shards: Sequence[Shard]) -> None:
+def serve(connection: Connection, engine: ProcessEngine) -> None:
     """Carry out the parent's orders with what it sent last, until it ends this process."""
     torch.set_num_threads(1)
     _start_worker()
@@ -253,32 +224,25 @@ def serve(connection: Connection, eager: EagerEngine, shards: Sequence[Shard]) -
             if isinstance(message, Sent):
                 sent = message
             else:
-                connection.send_bytes(answer(message, eager, shards, sent))
+                connection.send_bytes(answer(message, engine, sent))
 
 
-def answer(order: Order, eager: EagerEngine, shards: Sequence[Shard], sent: Sent) -> memoryview:
+def answer(order: Order, engine: ProcessEngine, sent: Sent) -> memoryview:
     """Return an order's result, or the error it ended with, as bytes."""
     try:
-        return dump(order.run(eager, shards, sent))
+        return dump(order(engine, sent))
     except BaseException as error:  # noqa: BLE001 - the parent raises it
-        trace = "".join(traceback.format_exception(error))
-        return dump(Failure(error if can_travel(error) else in_words(error), trace))
+        return dump(Failure(sendable(error), "".join(traceback.format_exception(error))))
 
 
-def can_travel(error: BaseException) -> bool:
-    """Return whether an error can be sent; not every class can be rebuilt from its `args`."""
+def sendable(error: BaseException) -> BaseException:
+    """Return an error, or one of the same message, since not every class can be rebuilt from its `args`."""
     try:
         ForkingPickler.loads(dump(error))
     except Exception:  # noqa: BLE001 - whatever the class raises
-        return False
-    return True
-
-
-def in_words(error: BaseException) -> BaseException:
-    """Return an error with the same message that can be sent."""
-    if isinstance(error, FedncaError):
-        return RunFailedError(str(error))
-    return RuntimeError(f"{type(error).__name__}: {error}")
+        own = isinstance(error, FedncaError)
+        return RunFailedError(str(error)) if own else RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def let_go_of_files() -> None:
