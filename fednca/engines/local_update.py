@@ -25,7 +25,6 @@ class Trainer:
     """Trains, scores and adds up for one client after another, on one model that every update overwrites."""
 
     def __init__(self, method: Method, model: nn.Module, config: TrainConfig, seed: int) -> None:
-        """Take what is the same for all clients and rounds."""
         self.method, self.model, self.config, self.seed = method, model, config, seed
 
     def update(

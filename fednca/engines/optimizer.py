@@ -24,7 +24,6 @@ class VectorOptimizer:
     """Updates the trainable ones of packed tensors by their gradients."""
 
     def __init__(self, values: Packed, trainable: list[str], config: TrainConfig, method: Method) -> None:
-        """Take packed tensors, the trainable ones first, and make room for gradients and moments."""
         layout = Layout.of({name: values[name] for name in trainable})
         ((dtype, lengths),) = layout.lengths.items()
         self.vector = nn.Parameter(values.vectors[dtype][: sum(lengths)])

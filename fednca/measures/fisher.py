@@ -45,7 +45,6 @@ class LocalLoss(nn.Module):
     """A loss as a module, which `functional_call` can evaluate at other weights."""
 
     def __init__(self, losses: Losses, model: nn.Module) -> None:
-        """Take the loss and the model that is trained on it."""
         super().__init__()
         self.losses, self.model = losses, model
 
@@ -230,7 +229,6 @@ class Given(nn.Module):
     """A model whose output is already known."""
 
     def __init__(self, output: Output) -> None:
-        """Take the output."""
         super().__init__()
         self.output = output
 

@@ -21,7 +21,6 @@ class CosineHead(Head):
     prototypes: Tensor
 
     def __init__(self, prototypes: Tensor, scale: float) -> None:
-        """Take the class vectors and the scale to start from."""
         super().__init__()
         self.register_buffer("prototypes", prototypes.clone(), persistent=False)
         self.scale = nn.Parameter(torch.tensor(scale))

@@ -45,7 +45,6 @@ class LinearHead(Head):
     """One linear layer on the globally pooled feature."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
-        """Build the layer from d channels to C logits."""
         super().__init__()
         self.linear = nn.Linear(dim, num_classes)
 
@@ -63,7 +62,6 @@ class MLPHead(Head):
     """The head "FC" of the authors' code, on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
 
     def __init__(self, dim: int, num_classes: int, hidden: int = 1024) -> None:
-        """Build the layers from d channels over `hidden` units to C logits."""
         super().__init__()
         self.layers = nn.Sequential(
             nn.Linear(dim, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, num_classes)
@@ -128,7 +126,6 @@ class LADMHead(_PrototypeHead):
     attends: ClassVar[bool] = True
 
     def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
-        """Take the attention that makes the features H (B, C, d), and the class vectors M (C, d)."""
         super().__init__(prototypes, affine=affine, trainable=trainable)
         if ladm.queries.shape != prototypes.shape:
             found = f"queries of shape {tuple(ladm.queries.shape)}, prototypes of shape {tuple(prototypes.shape)}"
@@ -161,7 +158,6 @@ class Classifier(nn.Module):
     """An encoder (B, 3, H, W) → (B, d, H', W'), named `backbone` in weights, followed by a head."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        """Take the backbone and the head."""
         super().__init__()
         self.backbone = backbone
         self.head = head

@@ -59,7 +59,6 @@ class LabelTransformerHead(Head):
     states: Tensor
 
     def __init__(self, texts: Tensor, states: Tensor, *, layers: int, heads: int, ffn: int, dropout: float) -> None:
-        """Build LayerNorm, post-norm encoder layers and the classifier."""
         super().__init__()
         num_classes, dim = texts.shape
         if dim % heads:

@@ -49,7 +49,6 @@ class WandbLogger(Callback):
     """Logs to Weights & Biases, which reads its own environment variables (WANDB_MODE, WANDB_PROJECT, …)."""
 
     def __init__(self) -> None:
-        """Raise an error if the package is missing."""
         self.wandb = needed("wandb", "wandb")
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
@@ -79,7 +78,6 @@ class MLflowLogger(Callback):
     """Logs to MLflow, which reads its own environment variables (MLFLOW_TRACKING_URI, …)."""
 
     def __init__(self) -> None:
-        """Raise an error if the package is missing."""
         self.mlflow = needed("mlflow", "mlflow")
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:

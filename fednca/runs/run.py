@@ -27,7 +27,6 @@ class Run:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Open an existing run folder."""
         self.folder = named_in_utf8(folder)
         if not (self.folder / "config.toml").is_file():
             raise FedncaError(f"'{folder}' is not a run folder: it has no config.toml")

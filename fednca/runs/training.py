@@ -207,7 +207,6 @@ class Keeper:
     """Writes a run's checkpoints, and the best model only if it is new."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the run's folder."""
         self.folder = folder
         self.written: State | None = None
 

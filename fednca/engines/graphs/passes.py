@@ -28,7 +28,6 @@ class Passes:
     """
 
     def __init__(self, common: Common, classes: int, room: int) -> None:
-        """Make room for this many images."""
         self.common, self.lane = common, Lane(common.device, renews=False)
         self.frozen = Frozen(common, common.start.clone())
         self.totals: dict[Hashable, Tensors] = {}  # where sums are added up, by name

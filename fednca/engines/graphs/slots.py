@@ -123,7 +123,6 @@ class Frozen:
     """
 
     def __init__(self, common: Common, values: Packed) -> None:
-        """Build the model of these tensors."""
         self.values = values
         self.model = common.copy_model(values).eval().requires_grad_(False)
         names = [name for name, _ in self.model.named_parameters()]
@@ -150,7 +149,6 @@ class Slot:
     """Weights, gradients, optimiser and data of the client that trains here."""
 
     def __init__(self, common: Common, classes: int) -> None:
-        """Make room for a client's update."""
         self.common, device, config = common, common.device, common.config
         self.values = common.start.clone()
         self.dtype = common.store.mean.dtype
