@@ -32,6 +32,9 @@ class Trainer:
     ) -> Trained:
         """Train one client from what the server sent, with random numbers of its own in round `number`."""
         device = next(self.model.parameters()).device
+        order, losses, changes = (
+            torch_rng(self.seed, what, number, client) for what in ("batches", "losses", "augment")
+        )
         with seeded(self.seed, "dropout", number, client):
             local = Local(
                 client=client,
@@ -42,15 +45,55 @@ class Trainer:
                 start=start,
                 received=received,
                 state={name: tensor.to(device) for name, tensor in state.items()},
-                rng=torch_rng(self.seed, "losses", number, client),
+                rng=losses,
                 samples=len(shard),
             )
-            order = torch_rng(self.seed, "batches", number, client)
-            change = make_change(self.config.augment, torch_rng(self.seed, "augment", number, client))
             weights, optimizer = self.scratch
             bind(self.model, weights).load_state_dict(start)
             optimizer.reset()
-            return local_update(self.method, local, optimizer, shard, self.config, order, change)
+            return self._train(local, optimizer, shard, order, make_change(self.config.augment, changes))
+
+    def _train(
+        self, local: Local, optimizer: VectorOptimizer, shard: Shard, order: torch.Generator, change: Change | None
+    ) -> Trained:
+        """Train one client's model for its local epochs; it holds the global weights at the start."""
+        rule, config, model = self.method.rule, self.config, self.model.train()
+        if not local.state:
+            local.state = rule.start_client(local.weights)
+        if rule.centralized and local.state:
+            optimizer.load(local.state)
+        totals: Tensors = {}
+        for _ in range(config.local_epochs):
+            for images, labels in shard.batches(config.batch_size, order, change):
+                for name, term in self._step(local, optimizer, images, labels).items():
+                    totals[name] = totals.get(name, 0) + term.detach() * len(images)
+        extra = self._finish(local, shard)
+        if rule.centralized:
+            local.state |= optimizer.dump()
+        weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        update = Update(local.client, weights, extra, len(shard), local.steps)
+        seen = len(shard) * config.local_epochs
+        return Trained(update, local.state, {name: float(total) / seen for name, total in totals.items()})
+
+    def _step(self, local: Local, optimizer: VectorOptimizer, images: Tensor, labels: Tensor) -> Tensors:
+        """Take one optimiser step, and return the loss terms of the batch."""
+        with autocast(images.device, self.config):
+            terms = self.method.learner.losses(local.model, images, labels, local)
+        terms = terms | self.method.rule.penalties(local)
+        optimizer.take(torch.autograd.grad(added(terms), list(local.weights.values()), allow_unused=True))
+        optimizer.step()
+        with torch.no_grad():
+            self.method.rule.correct(local)
+        local.steps += 1
+        return terms
+
+    def _finish(self, local: Local, shard: Shard) -> Tensors:
+        """Let the rule finish a client's update, and return what the client uploads besides the weights."""
+        rule, device, sums = self.method.rule, next(self.model.parameters()).device, {}
+        if rule.adds_up:
+            with autocast(device, self.config):
+                sums = add_up(rule.sums(local, *batch) for batch in shard.batches(finish_batch(device)))
+        return rule.finish(local, sums)
 
     @cached_property
     def scratch(self) -> tuple[Packed, VectorOptimizer]:
@@ -81,45 +124,6 @@ def make_change(config: AugmentConfig, rng: torch.Generator) -> Change | None:
     return lambda images: augment(images, draw(len(images), rng).to(images), config)
 
 
-def local_update(
-    method: Method,
-    local: Local,
-    optimizer: VectorOptimizer,
-    shard: Shard,
-    config: TrainConfig,
-    order: torch.Generator,
-    change: Change | None = None,
-) -> Trained:
-    """Train one client's model for its local epochs; it holds the global weights at the start."""
-    model = local.model.train()
-    if not local.state:
-        local.state = method.rule.start_client(local.weights)
-    if method.rule.centralized and local.state:
-        optimizer.load(local.state)
-    totals: Tensors = {}
-    for _ in range(config.local_epochs):
-        for images, labels in shard.batches(config.batch_size, order, change):
-            terms = train_step(method, local, optimizer, images, labels, config)
-            for name, term in terms.items():
-                totals[name] = totals.get(name, 0) + term.detach() * len(images)
-    extra = finish(method, local, shard, config)
-    if method.rule.centralized:
-        local.state |= optimizer.dump()
-    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    update = Update(local.client, weights, extra, len(shard), local.steps)
-    seen = len(shard) * config.local_epochs
-    return Trained(update, local.state, {name: float(total) / seen for name, total in totals.items()})
-
-
-def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> Tensors:
-    """Let the rule finish a client's update, and return what the client uploads besides the weights."""
-    device, sums = next(local.model.parameters()).device, {}
-    if method.rule.adds_up:
-        with autocast(device, config):
-            sums = add_up(method.rule.sums(local, *batch) for batch in shard.batches(finish_batch(device)))
-    return method.rule.finish(local, sums)
-
-
 def finish_batch(device: torch.device) -> int:
     """Return the batch size for the sums that `finish` needs."""
     large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE_MEMORY
@@ -139,18 +143,3 @@ def add_up(parts: Iterable[Tensors]) -> Tensors:
         else:
             total = {name: tensor.detach().clone() for name, tensor in part.items()}
     return total
-
-
-def train_step(
-    method: Method, local: Local, optimizer: VectorOptimizer, images: Tensor, labels: Tensor, config: TrainConfig
-) -> Tensors:
-    """Take one optimiser step, and return the loss terms of the batch."""
-    with autocast(images.device, config):
-        terms = method.learner.losses(local.model, images, labels, local)
-    terms = terms | method.rule.penalties(local)
-    optimizer.take(torch.autograd.grad(added(terms), list(local.weights.values()), allow_unused=True))
-    optimizer.step()
-    with torch.no_grad():
-        method.rule.correct(local)
-    local.steps += 1
-    return terms

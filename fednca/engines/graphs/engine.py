@@ -75,13 +75,8 @@ class GraphEngine(LocalEngine):
         Where it is known how many images are judged at once, memory for that is taken before slots take theirs.
         """
         super().__init__(place)
-        self.method, self.shards, self.config, self.seed = (
-            place.method,
-            place.train,
-            place.config.train,
-            place.config.seed,
-        )
-        judged = [place.val, place.test]
+        self.method, self.shards = place.method, place.train
+        self.config, self.seed = place.config.train, place.config.seed
         self.states_on_device = states_on_device
         # All weights lie in one vector, by name; one weight of two names would need to be in two places.
         if len(list(place.model.parameters())) < len(list(place.model.named_parameters(remove_duplicate=False))):
@@ -103,10 +98,10 @@ class GraphEngine(LocalEngine):
         # What is made once (caches, room to judge in, graphs of whole passes) comes before `_plan`, which measures
         # what is left and fills it with slots.
         self.common.try_out(*next(longest.batches(largest)))
-        passed_over = [*judged, *(self.shards if self.method.closing or self.method.rule.adds_up else [])]
+        passed_over = [place.val, place.test, *(self.shards if self.method.closing or self.method.rule.adds_up else [])]
         self.passes = Passes(self.common, self.classes, max(map(len, passed_over), default=0))
         if judged_at_once and self.device.type == "cuda":
-            for shard in judged:
+            for shard in (place.val, place.test):
                 self.predict(self.common.start, shard, judged_at_once)
         if self.method.rule.adds_up:
             self._prepare_finish(longest)
@@ -119,7 +114,7 @@ class GraphEngine(LocalEngine):
 
     def _prepare_finish(self, longest: Shard) -> None:
         """Capture what is done after a client's last step, so that it takes its memory before slots take theirs."""
-        self.seen = self.common.recorder()
+        self.seen = self.common.local(self.common.model)
         vars(self.seen).update(global_model=self.common.frozen.model)  # Local would make a copy
         tell = partial(self._finish_sums, self.seen)
         self.passes.prepare(FINISH, longest, tell)

@@ -66,24 +66,20 @@ class Passes:
 
     def add_up(self, name: Hashable, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
         """Return the sums of what is told of the batches of a shard, without graphs where it cannot be captured."""
-        if name not in self.uncaptured:
-            try:
-                return self._add_up_by_graphs(name, shard, batch_size, tell)
-            except RuntimeError:  # something in it waits for the device, say, or the memory is full: never try again
-                self.uncaptured.add(name)
-        return add_up(tell(*batch) for batch in shard.batches(batch_size))
-
-    def _add_up_by_graphs(self, name: Hashable, shard: Shard, batch_size: int, tell: Tell) -> Tensors:
-        """Add up at fixed addresses."""
         totals = self.totals[name]
-        torch._foreach_zero_(list(totals.values()))
 
         def visit(at: Tensor, images: Tensor, labels: Tensor) -> None:
             told = tell(images, labels)
             torch._foreach_add_(list(totals.values()), [told[key].detach() for key in totals])
 
-        self._walk(name, shard, batch_size, visit)
-        return {key: tensor.clone() for key, tensor in totals.items()}
+        if name not in self.uncaptured:
+            try:
+                torch._foreach_zero_(list(totals.values()))
+                self._walk(name, shard, batch_size, visit)
+                return {key: tensor.clone() for key, tensor in totals.items()}
+            except RuntimeError:  # something in it waits for the device, say, or the memory is full: never try again
+                self.uncaptured.add(name)
+        return add_up(tell(*batch) for batch in shard.batches(batch_size))
 
     def _walk(self, name: Hashable, shard: Shard, batch_size: int, visit: Visit) -> None:
         """Visit all images of a shard, batch by batch."""

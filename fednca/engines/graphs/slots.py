@@ -30,23 +30,15 @@ CAST = {nn.Conv1d, nn.Conv2d, FusedStem, nn.Linear, NonDynamicallyQuantizableLin
 
 @dataclass
 class SlotLocal(Local):
-    """A client's view of its slot; what its losses draw was drawn before the update began."""
+    """A client's view of its slot; what its losses draw was drawn before the update began, as a trial has noted it."""
 
-    drawn: Iterator[Tensor] = field(default_factory=lambda: iter(()))
-
-    def rand(self, samples: int, *shape: int) -> Tensor:
-        """Return the step's next numbers, which were drawn on the CPU before the first step."""
-        return next(self.drawn)
-
-
-@dataclass
-class Recorder(Local):
-    """Notes what a step draws, so that it can be drawn in advance."""
-
+    drawn: Iterator[Tensor] | None = None
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
     def rand(self, samples: int, *shape: int) -> Tensor:
-        """Draw, and note the shape of one sample's numbers."""
+        """Return the step's next numbers; in a trial, draw, and note the shape of one sample's numbers."""
+        if self.drawn is not None:
+            return next(self.drawn)
         self.shapes.append(shape)
         return super().rand(samples, *shape)
 
@@ -79,7 +71,7 @@ class Common:
         step moves integer buffers (BatchNorm's counters of batches).
         """
         self.scratch.load(self.start)
-        local = self.recorder()
+        local = self.local(self.model)
         before = {name: tensor.clone() for name, tensor in self.scratch.items() if not tensor.is_floating_point()}
         self.model.train()
         terms: Tensors = {}
@@ -98,11 +90,11 @@ class Common:
             score(self.method, self.model, images, self.config)
         self.frozen = Frozen(self, self.start)
 
-    def recorder(self) -> Recorder:
+    def local(self, model: nn.Module) -> SlotLocal:
         """Return a client without number or round, whose tensors stay where they are."""
         state = {name: tensor.clone() for name, tensor in self.state.items()}
-        given = (self.config.lr, self.method.learner, self.model, self.start, self.received, state, torch.Generator())
-        return Recorder(0, 0, *given)
+        given = (self.config.lr, self.method.learner, model, self.start, self.received, state, torch.Generator())
+        return SlotLocal(0, 0, *given)
 
     def begin(self, server: Server) -> None:
         """Copy what a round begins with to where the graphs read it."""
@@ -151,7 +143,7 @@ class Slot:
     def __init__(self, common: Common, classes: int) -> None:
         self.common, device, config = common, common.device, common.config
         self.values = common.start.clone()
-        self.dtype = common.store.mean.dtype
+        dtype = common.store.mean.dtype
         self.optimizer = VectorOptimizer(self.values, common.trainable, config, common.method)
         self.model = common.copy_model(self.values).train()
         self.increments = self._count_at_once()
@@ -164,29 +156,18 @@ class Slot:
         self.leaves = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.renew_shadow()
 
-        self.state = {name: tensor.clone() for name, tensor in common.state.items()}
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.offsets = torch.arange(common.room, device=device)
         augmented = config.augment != AugmentConfig()
         self.feed = Feed(
             rows=torch.zeros(common.room, dtype=torch.int64, device=device),
-            labels=torch.zeros(common.room, classes, dtype=self.dtype, device=device),
+            labels=torch.zeros(common.room, classes, dtype=dtype, device=device),
             draws=[torch.zeros(common.room, *shape, device=device) for shape in common.drawn],
-            changes=[torch.zeros(common.room, 8, dtype=self.dtype, device=device)] if augmented else [],
+            changes=[torch.zeros(common.room, 8, dtype=dtype, device=device)] if augmented else [],
             sizes=[],
         )
-        self.totals = torch.zeros(len(common.terms), dtype=self.dtype, device=device)
-        self.local = SlotLocal(
-            0,
-            0,
-            config.lr,
-            common.method.learner,
-            self.model,
-            common.start,
-            common.received,
-            self.state,
-            torch.Generator(),
-        )
+        self.totals = torch.zeros(len(common.terms), dtype=dtype, device=device)
+        self.local = common.local(self.model)
         vars(self.local).update(weights=self.masters, global_model=common.frozen.model)  # Local would make copies
 
     def begin(self, feed: Feed, state: Tensors) -> None:
@@ -198,7 +179,7 @@ class Slot:
         self.renew_shadow()
         self.optimizer.reset()
         torch._foreach_zero_([self.cursor, self.totals])
-        copy_all(state or self.common.state, self.state)
+        copy_all(state or self.common.state, self.local.state)
         mine = [self.feed.rows, self.feed.labels, *self.feed.draws, *self.feed.changes]
         theirs = [feed.rows, feed.labels, *feed.draws, *feed.changes]
         for here, there in zip(mine, theirs, strict=True):
@@ -248,11 +229,8 @@ class Slot:
         increments = Packed(self.common.layout, {d: torch.zeros_like(v) for d, v in self.values.vectors.items()})
         for path, module in self.model.named_modules():
             name = f"{path}.num_batches_tracked"
-            if (
-                isinstance(module, nn.modules.batchnorm._BatchNorm)
-                and module.momentum is not None
-                and name in increments
-            ):
+            counts = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None
+            if counts and name in increments:
                 increments[name].copy_(self.common.counted[name])
                 module.num_batches_tracked = None
         return increments.vectors[torch.int64]
