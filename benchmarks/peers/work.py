@@ -16,7 +16,6 @@ from fednca.data.load import federate
 from fednca.engines.images import ImageStore, Shard, batch_bounds
 from fednca.engines.local import Workplace
 from fednca.engines.model import build_model
-from fednca.engines.optimizer import make_optimizer
 from fednca.engines.scoring import autocast
 from fednca.engines.workplace import build_store, build_workplace
 from fednca.methods import create_method
@@ -140,11 +139,12 @@ def train_locally(model: nn.Module, method: Method, shard: Shard, config: Config
 
 
 def ordinary_optimizer(weights: Tensors, config: Config, method: Method) -> torch.optim.Optimizer:
-    """Create our engines' optimiser in torch's default implementation."""
-    optimizer = make_optimizer(weights.values(), config.train, method)
-    for group in optimizer.param_groups:
-        group |= {"fused": None, "capturable": False}
-    return optimizer
+    """Create torch's own version of our engines' optimiser."""
+    train = config.train
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(weights.values(), train.lr, train.momentum, weight_decay=train.weight_decay)
+    betas = train.betas or method.learner.betas or (0.9, 0.999)
+    return torch.optim.AdamW(weights.values(), train.lr, betas, weight_decay=train.weight_decay)
 
 
 def clip_norm_of(config: Config, method: Method) -> float | None:

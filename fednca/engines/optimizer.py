@@ -4,7 +4,7 @@ The model's weights are views of the vector, so one operation on it changes them
 its own, their Python code (on a GPU, their launches) would take longer than the arithmetic.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -30,10 +30,9 @@ class VectorOptimizer:
         self.vector.grad = torch.zeros_like(self.vector)
         self.gradients = Packed(layout, {dtype: self.vector.grad})
         self.clip_norm = config.clip_norm or method.learner.clip_norm
-        self.optimizer = make_optimizer([self.vector], config, method)
-        # Torch would make this state in the first step. It is made here, since `_move` calls torch's kernels directly,
-        # and a CUDA graph needs addresses that do not change.
-        self.state = self.optimizer.state[self.vector]
+        self.config, self.betas = config, config.betas or method.learner.betas or (0.9, 0.999)
+        # Torch's optimisers make this state in the first step; a CUDA graph needs addresses that do not change.
+        self.state: Tensors = {}
         if config.optimizer == "adamw":
             self.state["step"] = torch.zeros((), device=self.vector.device)
             self.state |= {name: torch.zeros_like(self.vector) for name in ("exp_avg", "exp_avg_sq")}
@@ -85,30 +84,19 @@ class VectorOptimizer:
                     tensor.copy_(kept[path])
 
     def _move(self) -> None:
-        """Do what torch's optimiser would, without its Python, which takes longer than the kernel."""
+        """Do what torch's SGD or AdamW would, without its Python, which takes longer than the kernel."""
         assert self.vector.grad is not None
-        (group,) = self.optimizer.param_groups
-        same = {key: group[key] for key in ("lr", "weight_decay", "maximize")}
-        if isinstance(self.optimizer, torch.optim.SGD):
-            moments = [self.state["momentum_buffer"]] if group["momentum"] else []
-            own = {key: group[key] for key in ("momentum", "dampening", "nesterov")}
-            torch._fused_sgd_([self.vector], [self.vector.grad], moments, **same, **own, is_first_step=False)
+        config, gradients = self.config, [self.vector.grad]
+        weights: list[Tensor] = [self.vector]
+        same: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "maximize": False}
+        if config.optimizer == "sgd":
+            same |= {"momentum": config.momentum, "dampening": 0.0, "nesterov": False, "is_first_step": False}
+            torch._fused_sgd_(weights, gradients, list(self.state.values()), **same)
             return
         self.state["step"].add_(1)
-        beta1, beta2 = group["betas"]
-        torch._fused_adamw_(
-            [self.vector],
-            [self.vector.grad],
-            [self.state["exp_avg"]],
-            [self.state["exp_avg_sq"]],
-            [],
-            [self.state["step"]],
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            amsgrad=False,
-            **same,
-        )
+        step, first, second = ([self.state[name]] for name in ("step", "exp_avg", "exp_avg_sq"))
+        same |= {"beta1": self.betas[0], "beta2": self.betas[1], "eps": 1e-8, "amsgrad": False}
+        torch._fused_adamw_(weights, gradients, first, second, [], step, **same)
 
     def _pairs(self, found: Gradients) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (place, gradient) for each weight that has a gradient."""
@@ -121,16 +109,6 @@ class VectorOptimizer:
         if value.ndim == 0:  # a count of steps
             return dict.fromkeys(self.gradients, value)
         return Packed(self.gradients.layout, {value.dtype: value})
-
-
-def make_optimizer(weights: Iterable[Tensor], config: TrainConfig, method: Method) -> torch.optim.Optimizer:
-    """Create the local optimiser for some weights, such that a CUDA graph can capture it."""
-    weights = list(weights)
-    own: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(weights, momentum=config.momentum, **own)
-    betas = config.betas or method.learner.betas or (0.9, 0.999)
-    return torch.optim.AdamW(weights, betas=betas, capturable=any(weight.is_cuda for weight in weights), **own)
 
 
 def bind(model: nn.Module, packed: Packed) -> nn.Module:

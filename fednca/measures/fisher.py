@@ -24,7 +24,6 @@ MOST = 32  # samples at once, however small the model
 
 Tensors = dict[str, Tensor]
 Losses = Callable[[nn.Module, Tensor, Tensor], Tensors]  # terms of a model's loss on images and labels
-Forward = Callable[[Tensor], Tensor]
 Squares = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # of a layer, by its input and output's gradient
 
 
@@ -171,9 +170,9 @@ def add_by_layers(
     calls: list[str] = []
     first: list[Tensor] = []  # outputs of the layers that have no trained layer before them
 
-    def call(path: str, layer: nn.Module, forward: Forward, x: Tensor) -> Tensor:
+    def called(path: str, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         calls.append(path)
-        output = forward(x)
+        (x,) = inputs
         if not output.requires_grad:
             first.append(output.requires_grad_())
             output = output.clone()  # the model may overwrite this one
@@ -192,7 +191,7 @@ def add_by_layers(
 
     with ExitStack() as stack, torch.enable_grad():
         for path, layer in trained_layers(model, weights).items():
-            stack.enter_context(instead(layer, partial(call, path, layer, layer.forward)))
+            stack.enter_context(layer.register_forward_hook(partial(called, path)))
         output = functional_call(model, weights, (images,))
     if len(calls) > len(set(calls)):  # a layer's gradient is the sum over its calls
         add_by_samples(totals, losses, model, weights, images, labels)
@@ -200,16 +199,6 @@ def add_by_layers(
     found = gradients_of_losses(losses, output, images, labels)
     reached = [(at, δ) for at, δ in zip((output.logits, output.features), found, strict=True) if at.requires_grad]
     torch.autograd.grad([at for at, _ in reached], first, [δ for _, δ in reached], allow_unused=True)
-
-
-@contextmanager
-def instead(module: nn.Module, forward: Forward) -> Iterator[None]:
-    """Replace a module's forward pass for the length of a block."""
-    vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        del vars(module)["forward"]
 
 
 def gradients_of_losses(losses: Losses, output: Output, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,22 +87,21 @@ def create_method(config: "Config") -> "Method":
     method = combine(chosen)
     built: dict[str, Any] = {}
     for place, parts in option_owners(chosen).items():
-        values = dict(getattr(chosen, place))
-        mine = {part: method.parts[part] for part in parts if part in method.parts}
-        known = option_fields(method, parts)
+        values, known = getattr(chosen, place), option_fields(method, parts)
         for name in values:
             if name not in known:
                 raise unknown_name("setting", f"method.{place}.{name}", [f"method.{place}.{each}" for each in known])
-        for part, default in mine.items():
-            own = {name: values[name] for name in options_of(default) if name in values}
-            built[part] = with_options(default, own, f"method.{place}")
+        for part, default in method.parts.items():
+            if part in parts:
+                own = {name: values[name] for name in options_of(default) if name in values}
+                built[part] = with_options(default, own, f"method.{place}")
     for place in ("learner_options", "closing_options"):
         if getattr(chosen, place) and place not in option_owners(chosen):
             part = place.partition("_")[0]
             raise FedncaError(f"method.{place} has options, but no other {part} is chosen to read them; add --{part}")
     learner = built["learner"]
     if chosen.criterion is not None:
-        if learner.own_loss:
+        if learner.own_loss or learner.criterion is not None:
             raise FedncaError(
                 f"'{chosen.learner or chosen.name}' has a loss of its own in place of BCE; leave method.criterion out"
             )

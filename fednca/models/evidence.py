@@ -14,7 +14,7 @@ from fednca.models.heads import Head
 
 def has_attention(model: nn.Module) -> bool:
     """Return whether a model's head has attention of its own."""
-    return bool(getattr(model.get_submodule("head"), "attends", False))
+    return getattr(type(model.get_submodule("head")), "attention_maps", Head.attention_maps) is not Head.attention_maps
 
 
 @torch.no_grad()

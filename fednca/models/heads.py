@@ -1,7 +1,7 @@
 """A model is an encoder, which makes maps of images, and a head, which makes one logit per class of a map."""
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ def pool(feature_map: Tensor) -> Tensor:
 
 class Head(nn.Module):
     """Base of heads, which turn a map (B, d, H, W) into an `Output`; some also show class vectors or attention."""
-
-    attends: ClassVar[bool] = False  # whether `attention_maps` returns maps
 
     def classifier_weights(self) -> Tensor | None:
         """Return the vectors (C, d) that features are compared with, or None if there are layers in between."""
@@ -122,8 +120,6 @@ class ETFHead(_PrototypeHead):
 
 class LADMHead(_PrototypeHead):
     """Dot products of each class's own feature with its class vector: logit_c = h_c·m_c."""
-
-    attends: ClassVar[bool] = True
 
     def __init__(self, ladm: LADM, prototypes: Tensor, *, affine: bool = False, trainable: bool = False) -> None:
         super().__init__(prototypes, affine=affine, trainable=trainable)

@@ -54,27 +54,11 @@ class LADM(nn.Module):
         self._tables: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        """Turn a feature map (B, d, H, W) into one feature per class (B, C, d)."""
-        return self._attend(feature_map, need_weights=False)[0]
+        """Turn a feature map (B, d, H, W) into one feature per class (B, C, d).
 
-    def forward_with_attention(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features (B, C, d) and where each head looked for them (B, heads, C, H, W)."""
-        features, weights = self._attend(feature_map, need_weights=True)
-        assert weights is not None
-        return features, weights.reshape(*weights.shape[:-1], *feature_map.shape[-2:])
-
-    def _attend(self, feature_map: Tensor, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        tokens = feature_map.flatten(2).transpose(1, 2)  # Z: (B, S, d)
-        if self.position:
-            tokens = tokens + self._table(feature_map)  # Z~ = Z + P is for both keys and values
-        if need_weights:
-            queries = self.queries.expand(len(tokens), -1, -1)
-            features, weights = self.attention(queries, tokens, tokens, average_attn_weights=False)
-            return features, weights
-        return self._read(tokens), None
-
-    def _read(self, tokens: Tensor) -> Tensor:
-        """Do what `self.attention` does, (B, S, d) → (B, C, d), but project the queries once, not for each image."""
+        It does what `self.attention` does, but projects the queries once, not for each image.
+        """
+        tokens = self._tokens(feature_map)
         heads, width = self.attention.num_heads, self.attention.head_dim
         dims = [heads * width, 2 * heads * width]
         assert self.attention.in_proj_weight is not None
@@ -86,6 +70,18 @@ class LADM(nn.Module):
         attended = F.scaled_dot_product_attention(queries.expand(tokens.shape[0], -1, -1, -1), keys, values)
         features: Tensor = self.attention.out_proj(attended.transpose(1, 2).flatten(2))
         return features
+
+    def forward_with_attention(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features (B, C, d) and where each head looked for them (B, heads, C, H, W)."""
+        tokens = self._tokens(feature_map)
+        queries = self.queries.expand(len(tokens), -1, -1)
+        features, weights = self.attention(queries, tokens, tokens, average_attn_weights=False)
+        return features, weights.reshape(*weights.shape[:-1], *feature_map.shape[-2:])
+
+    def _tokens(self, feature_map: Tensor) -> Tensor:
+        """Return Z (B, S, d), or Z~ = Z + P, for both keys and values."""
+        tokens = feature_map.flatten(2).transpose(1, 2)
+        return tokens + self._table(feature_map) if self.position else tokens
 
     def _table(self, feature_map: Tensor) -> Tensor:
         """Return P for this map's size, built once per size, device and dtype."""

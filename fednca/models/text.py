@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import importlib.util
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fednca.base.arrays import read_arrays, write_arrays
 from fednca.base.errors import FedncaError
-from fednca.base.files import cache_folder, explain_write, write_atomic
+from fednca.base.files import cache_folder, explain_write
 from fednca.base.packages import needed
 from fednca.base.randomness import seeded
 from fednca.models.etf import orthonormal_rows
@@ -92,11 +91,9 @@ def clip_table(classes: Sequence[str]) -> NDArray[np.float64]:
     path = cache_folder() / f"clip-{key}.npz"
     if not path.exists():
         table = encode_with_clip(prompts)
-        buffer = io.BytesIO()
-        np.savez(buffer, names=np.array(classes), table=table)
         with explain_write(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue())
+        write_arrays(path, {"names": np.array(classes), "table": table})
     return file_table(path, classes)
 
 

@@ -1,7 +1,5 @@
 """Heads that read one feature per class from the map by attention, and score it with learnt weights."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +18,6 @@ class PerClassLinear(nn.Linear):
 
 class DecoderHead(Head):
     """One decoder layer: learnable class queries attend to the map, but not to each other."""
-
-    attends: ClassVar[bool] = True
 
     def __init__(self, dim: int, num_classes: int, heads: int = 4, position: bool = True) -> None:
         """Build attention and a feed-forward net of 2d hidden units, each with a residual connection and LayerNorm."""

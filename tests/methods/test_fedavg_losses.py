@@ -12,7 +12,7 @@ from fednca.base.errors import FedncaError
 from fednca.config import validate
 from fednca.measures.losses import asymmetric, balanced_bce
 from fednca.methods.fedavg_asl import AsymmetricLearner
-from fednca.methods.fedavg_balanced import BalancedLearner
+from fednca.methods.fedavg_balanced import METHOD as BALANCED
 
 
 def batch(unknown=0.0):
@@ -96,7 +96,7 @@ def test_unknown_labels_have_no_gradient_and_known_ones_have(loss):
 @pytest.mark.parametrize(
     ("learner", "reference"),
     [
-        (BalancedLearner(), naive_balanced),
+        (BALANCED.learner, naive_balanced),
         (AsymmetricLearner(), lambda logits, y: naive_asymmetric(logits, y, 4.0, 0.0, 0.05)),
         (
             AsymmetricLearner(gamma_neg=2.0, gamma_pos=1.0, clip=0.1),
