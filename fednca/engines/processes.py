@@ -135,7 +135,8 @@ class ProcessEngine(LocalEngine):
                 worker.send(told)
                 worker.give(waiting.popleft())
             while any(worker.busy for worker in mine):
-                for worker in answering(mine):
+                ready = wait([worker.connection for worker in mine if worker.busy])
+                for worker in [worker for worker in mine if worker.connection in ready]:
                     result = worker.receive()
                     if waiting:
                         worker.give(waiting.popleft())
@@ -189,12 +190,6 @@ class Worker:
         if not isinstance(answer.error, FedncaError):
             answer.error.add_note(f"In a worker process:\n{answer.trace}")
         raise answer.error
-
-
-def answering(workers: Sequence[Worker]) -> list[Worker]:
-    """Wait until some of the busy workers have an answer, and return these."""
-    ready = wait([worker.connection for worker in workers if worker.busy])
-    return [worker for worker in workers if worker.connection in ready]
 
 
 def fork(target: Callable[..., None], *arguments: object) -> ForkProcess:

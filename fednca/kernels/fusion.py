@@ -7,6 +7,7 @@ fit then change their class; weights, buffers and their names stay, so state dic
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -55,24 +56,20 @@ def available() -> bool:
 def watch(model: nn.Module, run: Callable[[], object]) -> Plan:
     """Return what can be fused, seen while `run` passes a batch forward through the model as in training."""
     watcher = _Watcher()
-    handles = []
-    for path, module in model.named_modules():
-        if layers.fits_norm(module):
-            handles.append(module.register_forward_pre_hook(partial(watcher.enter, watcher.plan.norms, path)))
-            handles.append(module.register_forward_hook(partial(watcher.leave, path)))
-        elif layers.fits_pool(module):
-            handles.append(module.register_forward_pre_hook(partial(watcher.enter, watcher.plan.pools, path)))
-        elif layers.fits_stem(module):
-            handles.append(module.register_forward_pre_hook(partial(watcher.enter, watcher.plan.stems, path)))
-        elif type(module) is nn.ReLU and module.inplace:  # else the value before it might be used as well
-            handles.append(module.register_forward_pre_hook(partial(watcher.rectify, path)))
-    try:
+    plan = watcher.plan
+    kinds = ((layers.fits_norm, plan.norms), (layers.fits_pool, plan.pools), (layers.fits_stem, plan.stems))
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            for fits, seen in kinds:
+                if fits(module):
+                    hooks.enter_context(module.register_forward_pre_hook(partial(watcher.enter, seen, path)))
+            if layers.fits_norm(module):
+                hooks.enter_context(module.register_forward_hook(partial(watcher.leave, path)))
+            if type(module) is nn.ReLU and module.inplace:  # else the value before it might be used as well
+                hooks.enter_context(module.register_forward_pre_hook(partial(watcher.rectify, path)))
         with watcher:
             run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    plan = watcher.conclude()
+    watcher.conclude()
     if "timm.models.resnet" in sys.modules:  # else no block is one of its, and importing it takes long
         from fednca.kernels.residual import last_norm
 
@@ -198,8 +195,8 @@ class _Watcher(TorchFunctionMode):
         """Note where a ReLU's input comes from."""
         self.sources.setdefault(path, set()).add(self.use(inputs[0], path) if inputs else "")
 
-    def conclude(self) -> Plan:
-        """Return the plan; a BatchNorm and a ReLU are a pair where neither had to do with anything else."""
+    def conclude(self) -> None:
+        """Complete the plan; a BatchNorm and a ReLU are a pair where neither had to do with anything else."""
         for path, _ in self.unused.values():
             self.users[path].add("")
         for seen in (self.plan.norms, self.plan.pools, self.plan.stems):
@@ -209,4 +206,3 @@ class _Watcher(TorchFunctionMode):
             for relu in self.users[path]:
                 if self.users[path] == {relu} and self.sources.get(relu) == {path}:
                     self.plan.relus[path] = relu
-        return self.plan

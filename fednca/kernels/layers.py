@@ -136,7 +136,7 @@ def only_evaluated(module: nn.Module, *inputs: Tensor | None) -> bool:
 
 def stem_usable(images: Tensor, weight: Tensor) -> bool:
     """Return whether the kernels can take images and a weight as they are."""
-    if images.device.type != DEVICE or images.ndim != 4 or images.numel() == 0:
+    if not usable(images, images.dtype):
         return False
     count, channels, height, width = images.shape
     pixels = count * (height // 2 + 3) * (width // 2 + 3)
@@ -147,7 +147,5 @@ def stem_usable(images: Tensor, weight: Tensor) -> bool:
         and not images.requires_grad
         and channels == 3
         and height % 2 == width % 2 == 0
-        and max(images.numel(), pixels * max(16, len(weight))) <= LARGEST
-        and images.is_contiguous(memory_format=torch.channels_last)
-        and images.data_ptr() % ALIGNMENT == 0
+        and pixels * max(16, len(weight)) <= LARGEST
     )

@@ -1,6 +1,5 @@
 """Multi-label metrics; where one is not defined for a class, it is NaN and left out of the mean."""
 
-import itertools
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -116,9 +115,7 @@ def _f1(true_positives: Tensor, claims: Tensor, positives: Tensor) -> Tensor:
 
 def _to_host(*tensors: Tensor) -> list[list[float]]:
     """Return vectors as lists, with a single copy from the device."""
-    joined: list[float] = torch.cat(tensors).tolist()
-    ends = list(itertools.accumulate(len(tensor) for tensor in tensors))
-    return [joined[end - len(tensor) : end] for tensor, end in zip(tensors, ends, strict=True)]
+    return [each.tolist() for each in torch.split(torch.cat(tensors).cpu(), [len(tensor) for tensor in tensors])]
 
 
 def _json(value: float) -> float | None:

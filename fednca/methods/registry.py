@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fednca.base.errors import FedncaError, unknown_name
 from fednca.base.plugins import find_plugin, plugin_names
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from fednca.config import Config, MethodConfig
-    from fednca.config.options import Options
     from fednca.methods.contract import Method
 
 NOT_METHODS = {"contract", "registry"}
 NONE = "none"  # in place of a closing's name: no closing
-AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
 def method_names() -> list[str]:
@@ -93,8 +91,9 @@ def create_method(config: "Config") -> "Method":
                 raise unknown_name("setting", f"method.{place}.{name}", [f"method.{place}.{each}" for each in known])
         for part, default in method.parts.items():
             if part in parts:
-                own = {name: values[name] for name in options_of(default) if name in values}
-                built[part] = with_options(default, own, f"method.{place}")
+                own = default.model_dump(mode="json", exclude_defaults=True)
+                own |= {name: values[name] for name in options_of(default) if name in values}
+                built[part] = validate(type(default), own, f"method.{place}")
     for place in ("learner_options", "closing_options"):
         if getattr(chosen, place) and place not in option_owners(chosen):
             part = place.partition("_")[0]
@@ -116,9 +115,3 @@ def option_fields(method: "Method", parts: Iterable[str]) -> dict[str, "FieldInf
 
     own = [method.parts[part] for part in parts if part in method.parts]
     return {name: type(part).model_fields[name] for part in own for name in options_of(part)}
-
-
-def with_options(default: AnyOptions, values: dict[str, Any], where: str) -> AnyOptions:
-    """Return a part with some of its options set."""
-    before = default.model_dump(mode="json", exclude_defaults=True)
-    return validate(type(default), before | values, where)

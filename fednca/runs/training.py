@@ -40,26 +40,28 @@ def train(config: Config, out: str | Path | None = None, callbacks: Sequence[Cal
     Example: `train(load_config("demo"), "runs/mine")`.
     """
     method = create_method(config)
-    device = pick_device(config.device)
+    pick_device(config.device)  # refuse it before images are prepared
     federation = federate(config, prepare_of(callbacks))
     model = build_model(config, method, federation.dataset.classes, pretrained=config.model.pretrained)
     folder = create_folder(Path(out) if out is not None else default_folder(config))
     with locked(folder), cpu_threads(config.threads):
-        write_atomic(folder / "config.toml", resolve(config, method, federation).to_toml().encode())
+        found = {"partition.clients": len(federation.train.partition.clients)}
+        written = write_out(config.replace(found | {"data.options": plain(data_options(config))}), method)
+        write_atomic(folder / "config.toml", written.to_toml().encode())
         with forgotten_unless_begun(folder):
-            return _begin(Run(folder), federation, model, device, callbacks)
+            return _begin(Run(folder), federation, model, callbacks)
 
 
 def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
     """Continue an interrupted run from its last checkpoint; on a CPU the final weights are exactly the same."""
     run = Run(folder)
-    device = pick_device(run.config.device)
+    pick_device(run.config.device)
     with locked(run.folder), cpu_threads(run.config.threads):
         if not (run.folder / "last.safetensors").exists():  # killed before the first checkpoint
             federation = federate(run.config, prepare_of(callbacks))
             pretrained = run.config.model.pretrained
             model = build_model(run.config, run.method, federation.dataset.classes, pretrained=pretrained)
-            return _begin(run, federation, model, device, callbacks)
+            return _begin(run, federation, model, callbacks)
         try:
             state = load_last(run.folder)
         except FedncaError as error:
@@ -68,15 +70,10 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
         model = restore_model(run.config, run.method, run.federation.dataset.classes, state.constants)
         check_fit(run, model, state)
         if state.round < run.config.train.rounds:
-            forget_results(run.folder)
-        return _go_on(run, run.federation, model, state, device, callbacks)
-
-
-def forget_results(folder: Path) -> None:
-    """Delete the results of a finished run that gets more rounds, since it is no longer finished."""
-    with explain_write(folder):
-        for name in ("results.json", "final.safetensors", "final.json"):
-            (folder / name).unlink(missing_ok=True)
+            with explain_write(run.folder):  # if it was finished, it is no longer
+                for name in ("results.json", "final.safetensors", "final.json"):
+                    (run.folder / name).unlink(missing_ok=True)
+        return _go_on(run, run.federation, model, state, callbacks)
 
 
 def check_fit(run: Run, model: nn.Module, state: State) -> None:
@@ -101,9 +98,7 @@ def first_state(method: Method, model: nn.Module, clients: int) -> State:
     return State(0, Server(weights, method.rule.start_server(trainable, clients)), constants=constants_of(model))
 
 
-def _begin(
-    run: Run, federation: Federation, model: nn.Module, device: torch.device, callbacks: Sequence[Callback]
-) -> Run:
+def _begin(run: Run, federation: Federation, model: nn.Module, callbacks: Sequence[Callback]) -> Run:
     """Write the files of a new run, and start it."""
     with explain_write(run.folder / "partition.npz"):
         federation.save(run.folder / "partition.npz")
@@ -114,28 +109,21 @@ def _begin(
     }
     state = first_state(run.method, model, len(federation.train.partition.clients))
     write_beginning(run.folder, federation.dataset.classes, facts, state)
-    return _go_on(run, federation, model, state, device, callbacks)
+    return _go_on(run, federation, model, state, callbacks)
 
 
 def write_beginning(folder: Path, classes: Sequence[str], facts: dict[str, Any], state: State) -> None:
     """Write the files that describe a run, and the checkpoint before its first round."""
     with explain_write(folder):
         (folder / "history.jsonl").unlink(missing_ok=True)  # its rounds have no checkpoint
-    write_atomic(
-        folder / "environment.json", json.dumps(environment() | {"classes": classes} | facts, indent=1).encode()
-    )
+    described = environment() | {"classes": classes} | facts
+    write_atomic(folder / "environment.json", json.dumps(described, indent=1).encode())
     save_checkpoint(folder / "last.safetensors", state)
 
 
-def _go_on(
-    run: Run,
-    federation: Federation,
-    model: nn.Module,
-    state: State,
-    device: torch.device,
-    callbacks: Sequence[Callback],
-) -> Run:
+def _go_on(run: Run, federation: Federation, model: nn.Module, state: State, callbacks: Sequence[Callback]) -> Run:
     """Run the remaining rounds of a simulation."""
+    device, server = pick_device(run.config.device), state.server
     engine = select_engine(build_workplace(run.config, run.method, federation, model, device))
     started: list[Callback] = []
     unreadable = unreadable_note(federation.dataset, "the run's environment.json")
@@ -145,7 +133,9 @@ def _go_on(
             started.append(callback)
             for note in filter(None, [unreadable, sites_note(run.config, federation), engine.note]):
                 callback.on_note(note)
-        play(run, engine, to_device(state, device), callbacks)
+        # clients' tensors stay on the CPU until needed
+        own = ({name: each.to(device) for name, each in part.items()} for part in (server.weights, server.state))
+        play(run, engine, replace(state, server=Server(*own)), callbacks)
     except RunFailedError as error:
         how = f"{resuming(run.folder)} goes on from the last good checkpoint, with what its config.toml then says"
         raise RunFailedError(f"{error} ({how})") from error
@@ -226,14 +216,6 @@ def prepare_of(callbacks: Sequence[Callback]) -> Progress:
     return report
 
 
-def resolve(config: Config, method: Method, federation: Federation) -> Config:
-    """Return the config with every option of method and dataset written out, and the true number of clients."""
-    clients = len(federation.train.partition.clients)
-    return write_out(
-        config.replace({"partition.clients": clients, "data.options": plain(data_options(config))}), method
-    )
-
-
 def write_out(config: Config, method: Method) -> Config:
     """Return the config with every option of the method's parts written out."""
     written = {}
@@ -246,12 +228,3 @@ def write_out(config: Config, method: Method) -> Config:
 def plain(options: Options) -> dict[str, Any]:
     """Return a part's own options as a config holds them."""
     return options.model_dump(mode="json", exclude_none=True, include=set(options_of(options)))
-
-
-def to_device(state: State, device: torch.device) -> State:
-    """Return the state with the server's tensors on the device; clients' tensors stay on the CPU until needed."""
-    weights, own = (
-        {name: tensor.to(device) for name, tensor in tensors.items()}
-        for tensors in (state.server.weights, state.server.state)
-    )
-    return replace(state, server=Server(weights, own))
