@@ -15,8 +15,6 @@ from fednca.data.store import StoredImages
 Moments = tuple[tuple[float, float, float], tuple[float, float, float]]  # mean and standard deviation per channel
 IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF: Moments = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-
-
 AT_ONCE = 1024  # images copied to a device at a time
 
 Change = Callable[[Tensor], Tensor]  # of images (B, 3, H, W) in [0, 1]

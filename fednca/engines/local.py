@@ -60,11 +60,11 @@ class LocalEngine(Engine):
         check_finite({"scores": torch.cat(list(scores.values()))}, f"round {number}, evaluation")
         metrics = {name: multilabel_metrics(scores[name], shard.labels) for name, shard in shards.items()}
         thresholds = choose_thresholds(self.place, scores["val"])
-        calibrated = {
-            name: at_thresholds(metrics[name], scores[name], shard.labels, thresholds) for name, shard in shards.items()
-        }
         found = {name: own.as_dict() for name, own in metrics.items()}
-        found["calibrated"] = {"thresholds": thresholds.tolist()} | {n: own.as_dict() for n, own in calibrated.items()}
+        found["calibrated"] = {"thresholds": thresholds.tolist()} | {
+            name: at_thresholds(own, scores[name], shards[name].labels, thresholds).as_dict()
+            for name, own in metrics.items()
+        }
         if config.evaluate.collapse:
             self.place.model.load_state_dict(server.weights)
             found["collapse"] = measure_collapse(self.place.model.eval(), shards["val"].batches(size))

@@ -14,10 +14,7 @@ from fednca.methods.contract import Method
 def predict(method: Method, model: nn.Module, shard: Shard, batch_size: int, config: TrainConfig) -> Tensor:
     """Return the probabilities (N, C) of a shard's images, in order."""
     model.eval()
-    parts = []
-    for images, _ in shard.batches(batch_size):
-        parts.append(score(method, model, images, config))
-    return torch.cat(parts)
+    return torch.cat([score(method, model, images, config) for images, _ in shard.batches(batch_size)])
 
 
 def score(method: Method, model: nn.Module, images: Tensor, config: TrainConfig) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from fednca.base.errors import FedncaError, UnfitEngineError, unknown_name
 from fednca.base.plugins import find_plugin, plugin_names
 from fednca.base.randomness import GLOBAL
-from fednca.config import Config
 from fednca.data.processes import cores
 from fednca.data.store import StoredImages
 from fednca.engines.contract import Engine
@@ -16,7 +15,6 @@ from fednca.engines.eager import EagerEngine
 from fednca.engines.graphs.engine import GraphEngine
 from fednca.engines.local import Workplace
 from fednca.engines.processes import ProcessEngine, forks_can_train
-from fednca.methods.contract import Method
 
 AUTO, EAGER = "auto", "eager"
 
@@ -66,21 +64,21 @@ def build_graphs(place: Workplace) -> Engine:
 
 def build_processes(place: Workplace) -> Engine:
     """Build the engine of CPU processes."""
-    hindrance = processes_hindrance(place.config, place.method, place.device)
-    if hindrance:
+    if hindrance := processes_hindrance(place):
         raise UnfitEngineError(hindrance)
     return ProcessEngine(place, place.config.workers or cores())
 
 
-def processes_hindrance(config: Config, method: Method, device: torch.device) -> str:
+def processes_hindrance(place: Workplace) -> str:
     """Return why processes would not help or cannot execute the run, or nothing."""
-    if device.type != "cpu":
+    config = place.config
+    if place.device.type != "cpu":
         return "processes train on a CPU"
     if platform.system() != "Linux":
         return f"{platform.system()} has no safe way to fork a process"
     if multiprocessing.current_process().daemon:
         return "this process is a daemon, which may not start others"
-    if method.rule.centralized or config.train.clients_per_round(config.partition.clients) == 1:
+    if place.method.rule.centralized or config.train.clients_per_round(config.partition.clients) == 1:
         return "only one client trains in a round"
     if config.workers is None and cores() == 1:
         return "there is only one core"

@@ -43,7 +43,8 @@ def pick_thresholds(histograms: Tensor, config: CalibrateConfig) -> Tensor:
     negatives, positives = histograms.sum(-1).double()[..., None]
     if config.goal == "f1":
         f1 = 2 * true_positives / (true_positives + false_positives + positives)
-        chosen = _nearest_to_half(f1 == f1.amax(-1, keepdim=True), thresholds)
+        to_half = (thresholds - UNCALIBRATED).abs().where(f1 == f1.amax(-1, keepdim=True), torch.inf)
+        chosen = thresholds[to_half.argmin(-1)]  # of the best, the one nearest to 0.5
     elif config.goal == "sensitivity":
         reached = true_positives >= config.target * positives - ROUNDING
         chosen = torch.where(reached, thresholds, -1).amax(-1)
@@ -52,9 +53,3 @@ def pick_thresholds(histograms: Tensor, config: CalibrateConfig) -> Tensor:
         reached = false_positives <= (1 - config.target) * negatives + ROUNDING
         chosen = torch.where(reached, thresholds, 2).amin(-1).clamp(max=float(thresholds[-1]))
     return chosen.where((positives[:, 0] > 0) & (negatives[:, 0] > 0), UNCALIBRATED)
-
-
-def _nearest_to_half(good: Tensor, thresholds: Tensor) -> Tensor:
-    """Return, of the good candidates (C, bins), the one nearest to 0.5: (C,)."""
-    distance = torch.where(good, (thresholds - UNCALIBRATED).abs(), torch.inf)
-    return thresholds[distance.argmin(-1)]

@@ -53,17 +53,13 @@ class FedNCAMLLearner(Learner):
 
     def decided(self, pretrained: bool) -> Self:
         """Set λ1, λ2 and the position table if they are left open."""
-        has_class_features = self.head == "ladm-etf"
-        if not has_class_features and (self.lambda1 or self.lambda2):
+        acts = float(self.head == "ladm-etf")
+        if not acts and (self.lambda1 or self.lambda2):
             raise FedncaError(
                 f"head '{self.head}' has no feature per class for lambda1 and lambda2 to act on; leave them out"
             )
-        weight_of_negatives = 0.01 if pretrained else 1.0
-        defaults: dict[str, float | bool] = {
-            "lambda1": weight_of_negatives if has_class_features else 0.0,
-            "lambda2": 1.0 if has_class_features else 0.0,
-            "position": self.variant == "paper",
-        }
+        weights = {"lambda1": acts * (0.01 if pretrained else 1.0), "lambda2": acts}
+        defaults = weights | {"position": self.variant == "paper"}
         return self.model_copy(update={name: each for name, each in defaults.items() if getattr(self, name) is None})
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
@@ -74,11 +70,7 @@ class FedNCAMLLearner(Learner):
             return ETFHead(prototypes, affine=released, trainable=self.train_etf)
         queries = prototypes if self.query_init == "etf" else random_queries(len(classes), dim, self.etf_seed)
         ladm = LADM(
-            dim,
-            queries,
-            heads=self.heads,
-            position=bool(self.position),
-            learnable_queries=self.queries == "learnable",
+            dim, queries, heads=self.heads, position=bool(self.position), learnable_queries=self.queries == "learnable"
         )
         return LADMHead(ladm, prototypes, affine=released, trainable=self.train_etf)
 

@@ -69,12 +69,9 @@ def option_owners(chosen: "MethodConfig") -> dict[str, list[str]]:
 
     The method's own parts share `options`; a learner or closing of another method has a place of its own.
     """
-    own = ["rule"]
-    own += ["learner"] if chosen.learner is None else []
-    own += ["closing"] if chosen.closing is None else []
-    places = {"options": own}
-    places |= {"learner_options": ["learner"]} if chosen.learner is not None else {}
-    return places | ({"closing_options": ["closing"]} if chosen.closing not in {None, NONE} else {})
+    other = {"learner": chosen.learner, "closing": chosen.closing}
+    places = {"options": ["rule", *(part for part, name in other.items() if name is None)]}
+    return places | {f"{part}_options": [part] for part, name in other.items() if name not in {None, NONE}}
 
 
 def create_method(config: "Config") -> "Method":

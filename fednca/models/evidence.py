@@ -38,15 +38,12 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Sequence[int]) -> Tensor
     with torch.inference_mode(False), torch.enable_grad():
         feature_map.requires_grad_()
         logits = model.get_submodule("head")(feature_map).logits
-        cams = [_cam(feature_map, logits[:, c]) for c in classes]
+        cams = []
+        for c in classes:
+            (gradients,) = torch.autograd.grad(logits[:, c].sum(), feature_map, retain_graph=True)
+            weights = gradients.mean(dim=(2, 3), keepdim=True)
+            cams.append((weights * feature_map).sum(dim=1).relu().detach())
     return torch.stack(cams, dim=1)
-
-
-def _cam(feature_map: Tensor, logits: Tensor) -> Tensor:
-    """Weight the map (B, d, H', W') by the gradients of one logit per image (B,): (B, H', W')."""
-    (gradients,) = torch.autograd.grad(logits.sum(), feature_map, retain_graph=True)
-    weights = gradients.mean(dim=(2, 3), keepdim=True)
-    return (weights * feature_map).sum(dim=1).relu().detach()
 
 
 def evidence(model: nn.Module, images: Tensor, classes: Sequence[int]) -> Tensor:

@@ -63,12 +63,7 @@ class GraphEngine(LocalEngine):
     """Trains clients in slots, one stream each; without a GPU the same steps are done one after the other."""
 
     def __init__(
-        self,
-        place: Workplace,
-        wanted: int,
-        *,
-        judged_at_once: int | None = None,
-        states_on_device: bool = True,
+        self, place: Workplace, wanted: int, *, judged_at_once: int | None = None, states_on_device: bool = True
     ) -> None:
         """Try a step out and plan the memory for `wanted` clients side by side; states may wait on the host.
 
