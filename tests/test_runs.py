@@ -17,9 +17,10 @@ from sklearn.metrics import f1_score
 
 import fednca
 import fednca.base.files
-import fednca.runs
 import fednca.runs.checkpoint
 import fednca.runs.folder
+import fednca.runs.history
+import fednca.runs.training
 from fednca.base.errors import FedncaError, RunFailedError
 from fednca.config import load_config
 from fednca.engines.scoring import predict
@@ -27,10 +28,11 @@ from fednca.engines.workplace import build_workplace
 from fednca.measures.metrics import multilabel_metrics
 from fednca.measures.thresholds import pick_thresholds, score_histograms
 from fednca.methods.contract import Server
-from fednca.runs import Run, resume, to_device, train
+from fednca.runs import Run, resume, train
 from fednca.runs.callbacks import Callback
 from fednca.runs.checkpoint import State
 from fednca.runs.history import select_rounds
+from fednca.runs.training import to_device
 
 CONFIG = tiny(train__rounds=4)
 
@@ -79,24 +81,24 @@ def test_a_run_knows_everything_it_did(whole):
 
 
 def test_the_best_checkpoint_is_the_model_whose_metrics_are_reported(whole):
-    job = build_workplace(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
-    found = multilabel_metrics(predict(job.method, job.model, job.test, 256, whole.config.train), job.test.labels)
+    place = build_workplace(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
+    found = multilabel_metrics(predict(place.method, place.model, place.test, 256, whole.config.train), place.test.labels)
     assert found.as_dict() == whole.results["val"]["test"]
     assert whole.state("best").round == whole.results["val"]["round"]
 
 
 def test_thresholds_of_every_round_are_those_of_the_best_f1_on_validation_images(whole):
-    job = build_workplace(whole.config, whole.method, whole.federation, whole.model("last"), torch.device("cpu"))
+    place = build_workplace(whole.config, whole.method, whole.federation, whole.model("last"), torch.device("cpu"))
     found = whole.history[-1]["calibrated"]
     thresholds = torch.tensor(found["thresholds"], dtype=torch.float64)
-    for name, shard in (("val", job.val), ("test", job.test)):
-        scores = predict(job.method, job.model, shard, 256, whole.config.train)
+    for name, shard in (("val", place.val), ("test", place.test)):
+        scores = predict(place.method, place.model, shard, 256, whole.config.train)
         assert found[name] == multilabel_metrics(scores, shard.labels, thresholds).as_dict()
         f1 = f1_score(shard.labels, scores > thresholds, average="macro")
         assert found[name]["macro_f1"] == pytest.approx(f1, abs=1e-12)
     bins = torch.linspace(0, 1, whole.config.calibrate.bins + 1, dtype=torch.float64)[:-1]
-    val = predict(job.method, job.model, job.val, 256, whole.config.train)
-    best = [max(f1_score(job.val.labels[:, c], val[:, c] > each) for each in bins) for c in range(val.shape[1])]
+    val = predict(place.method, place.model, place.val, 256, whole.config.train)
+    best = [max(f1_score(place.val.labels[:, c], val[:, c] > each) for each in bins) for c in range(val.shape[1])]
     assert found["val"]["class_f1"] == pytest.approx(best, abs=1e-12)
     assert whole.results["last"]["calibrated"] == found
     assert whole.state("final").thresholds.tolist() == whole.results["val"]["calibrated"]["thresholds"]
@@ -105,11 +107,11 @@ def test_thresholds_of_every_round_are_those_of_the_best_f1_on_validation_images
 def test_counts_that_clients_withhold_decide_no_threshold(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=1).replace({"calibrate.min_count": 5, "calibrate.bins": 50})
     run = train(config, tmp_path / "run")
-    job = build_workplace(run.config, run.method, run.federation, run.model("last"), torch.device("cpu"))
-    scores = predict(job.method, job.model, job.val, 256, run.config.train)
-    own = zip(scores.split(job.val_sizes), job.val.labels.split(job.val_sizes), strict=True)
+    place = build_workplace(run.config, run.method, run.federation, run.model("last"), torch.device("cpu"))
+    scores = predict(place.method, place.model, place.val, 256, run.config.train)
+    own = zip(scores.split(place.val_sizes), place.val.labels.split(place.val_sizes), strict=True)
     sent = sum(score_histograms(*each, run.config.calibrate) for each in own)
-    together = score_histograms(scores, job.val.labels, run.config.calibrate)
+    together = score_histograms(scores, place.val.labels, run.config.calibrate)
     expected, others = (pick_thresholds(counts, run.config.calibrate).tolist() for counts in (sent, together))
     assert run.history[0]["calibrated"]["thresholds"] == expected != others
 
@@ -148,9 +150,9 @@ class Dice:
     def __init__(self, monkeypatch, allowed, after):
         self.left = allowed
         for module, name in (
-            (fednca.runs, "write_atomic"),
-            (fednca.runs.folder, "write_atomic"),
-            (fednca.runs, "append_line"),
+            (fednca.runs.training, "write_atomic"),
+            (fednca.runs.training, "append_line"),
+            (fednca.runs.history, "write_atomic"),
             (fednca.runs.checkpoint, "write_atomic"),
         ):
             monkeypatch.setattr(module, name, self.guard(getattr(fednca.base.files, name), after))
@@ -238,7 +240,7 @@ class Snapshot(Callback):
         self.folder = run.folder
 
     def on_round(self, record, best):
-        if record["round"] == self.after:
+        if record.number == self.after:
             shutil.copytree(self.folder, self.place)
 
 
