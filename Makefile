@@ -19,10 +19,11 @@ test: lint ## lint, then run the tests that are not slow; what every change must
 test-all: lint ## lint, then run all tests, slow ones too
 	$(TEST)
 
-lint: venv ## check style, formatting and types
+lint: venv ## check style, formatting, types and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: venv ## fix style and formatting where ruff can
 	$(BIN)/ruff check --fix .

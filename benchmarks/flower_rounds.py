@@ -1,11 +1,12 @@
-"""What a round costs beside training: our Flower app and Flower's own least one, on the same simulation.
+"""Time what a round over Flower costs besides training: our app and a minimal one, on the same simulation.
 
 python benchmarks/flower_rounds.py [--clients 10] [--backbone resnet18]
 
-Flower's clients give back the weights at once, and its FedAvg averages them. Ours are the whole app on a few tiny
-images: a round also has its checks, its line of history and its checkpoint. A round lasts until the next one begins;
-every second one is judged by all clients, too. What the busiest worker spent on training and predicting is measured and
-subtracted. The first round, in which workers load everything, does not count. Apps alternate; the best repeat counts.
+The minimal app's clients return the weights at once, and Flower's FedAvg averages them. Ours is the whole app on a few
+tiny images: its rounds include our checks, the line of history and the checkpoint. A round lasts until the next one
+starts; all clients evaluate every second round. The time that the busiest worker spends on training and predicting is
+measured and subtracted. The first round, in which workers load everything, does not count. Apps alternate; the best
+repeat counts.
 """
 
 import argparse
@@ -50,13 +51,13 @@ SMALL = {
     "evaluate.every": 2,
     "device": "cpu",
 }
-LOG_LINES = 15  # of a failed app
-LONGEST = 1800  # seconds an app may take
+LOG_LINES = 15  # shown when an app fails
+LONGEST = 1800  # seconds that an app may take
 
 
 @dataclass(frozen=True)
 class Round:
-    """How long a round took, and how much of it the busiest worker trained and predicted."""
+    """The seconds of a round, and those that the busiest worker spent on training and predicting."""
 
     seconds: float
     work: float
@@ -64,16 +65,16 @@ class Round:
 
     @property
     def beyond(self) -> float:
-        """What it took beside training and predicting."""
+        """The seconds besides training and predicting."""
         return self.seconds - self.work
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time what rounds over Flower cost beside training.")
-    parser.add_argument("--backbone", default="resnet18", help="of the model that travels")
+    parser = argparse.ArgumentParser(description="Time what rounds over Flower cost besides training.")
+    parser.add_argument("--backbone", default="resnet18", help="backbone of the model that is sent")
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=8, help="of a repeat; the first and the last do not count")
-    parser.add_argument("--repeats", type=int, default=3, help="of each app; the best one counts")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of a repeat; the first and the last do not count")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of each app; the best one counts")
     given = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 120)
     own = {"model.backbone": given.backbone, "partition.clients": given.clients, "train.rounds": given.rounds}
@@ -88,30 +89,30 @@ def main() -> None:
 
 
 def measure(app: str, config: Config) -> list[Round]:
-    """Run an app in a process of its own and return its rounds but the first and the last."""
+    """Run an app in its own process and return its rounds without the first and the last."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.toml").write_text(config.to_toml())
         path = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
         own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
         command = [sys.executable, "-m", "peers.overhead", app, name]
-        with (folder / "log.txt").open("w") as log:  # a pipe would stay open in the processes that Ray leaves behind
+        with (folder / "log.txt").open("w") as log:  # processes that Ray leaves behind would keep a pipe open
             done = subprocess.run(command, env=os.environ | own, stdout=log, stderr=log, timeout=LONGEST, check=False)
         begins = [begin for marks in read_marks(folder, "round") for (begin,) in marks]
         if done.returncode or len(begins) < config.train.rounds:
             last = (folder / "log.txt").read_text().splitlines()[-LOG_LINES:]
-            raise RunFailedError(f"'{app}' failed:\n" + "\n".join(last))
+            raise RunFailedError(f"the app '{app}' failed; the end of its log:\n" + "\n".join(last))
         return cut(begins, read_marks(folder, "work"), config.evaluate.every)[1:]
 
 
 def read_marks(folder: Path, what: str) -> list[list[list[float]]]:
-    """Return what processes have noted, for each of them."""
+    """Return the marks of each process."""
     paths = sorted(folder.glob(f"{what}-*.jsonl"))
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
 
 
 def cut(begins: Sequence[float], workers: Iterable[Sequence[Sequence[float]]], every: int) -> list[Round]:
-    """Return the rounds between their beginnings; each worker has the times at which its pieces of work lay.
+    """Cut time into rounds by their starts; workers: for each, the start and end of its pieces of work.
 
     >>> cut([0.0, 5.0, 9.0], [[(1.0, 2.0), (6.0, 7.0)], [(1.0, 1.5), (3.0, 4.0)]], every=2)
     [Round(seconds=5.0, work=1.5, judged=False), Round(seconds=4.0, work=1.0, judged=True)]
@@ -124,7 +125,7 @@ def cut(begins: Sequence[float], workers: Iterable[Sequence[Sequence[float]]], e
 
 
 def comparison(runs: dict[str, list[list[Round]]], config: Config) -> Table:
-    """Lay out the best repeats."""
+    """Return the table of the best repeats."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("flwr", "ray", "torch"))
     clients = f"{config.partition.clients} clients on {cores()} cores"
     table = Table("", "rounds", title=f"{config.model.backbone}, {clients}, {versions}")
@@ -139,7 +140,7 @@ def comparison(runs: dict[str, list[list[Round]]], config: Config) -> Table:
 
 
 def best_repeat(runs: list[list[Round]], judged: bool) -> tuple[float, float]:
-    """Return the mean seconds of a kind of round, and those beyond training, of the repeat with the least of these."""
+    """Return mean seconds of a kind of round, in all and beyond training, from the repeat with the least beyond it."""
     kinds = [[each for each in rounds if each.judged == judged] for rounds in runs]
     means = [(mean(each.seconds for each in rounds), mean(each.beyond for each in rounds)) for rounds in kinds]
     return min(means, key=lambda pair: pair[1])

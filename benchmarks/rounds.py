@@ -1,11 +1,11 @@
-"""How long ten rounds take: our engines, a plain PyTorch loop, pfl-research and Flower's simulation on the same work.
+"""Time ten rounds of our engines, a plain PyTorch loop, pfl-research and Flower's simulation on the same work.
 
 python benchmarks/rounds.py [--method fedavg] [--rows plain,eager,processes] [--set model.backbone=resnet18 ...]
-python benchmarks/rounds.py --scaling     how our engines' cost grows with clients and image size
+python benchmarks/rounds.py --scaling     how the cost of our engines grows with clients and image size
 
-Clocks start when federation and model are built and stop when the final weights are there; a row's own processes start
-inside that time. All rows train the same batches from the same weights; the last columns show that they did. Rows
-alternate and the best repeat counts; where threads could help, one and one per core are tried and the better counts.
+The clock starts when federation and model are built and stops at the final weights. It includes the start of a row's
+own processes. All rows train the same batches from the same weights; the last columns check it. Rows alternate and the
+best repeat counts. Where threads could help, one thread and one per core are both tried, and the better counts.
 """
 
 import argparse
@@ -44,15 +44,27 @@ ENGINES = ("eager", "processes", "graphs")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time rounds of our engines beside other simulators.")
-    parser.add_argument("--preset", default="demo", help="preset or TOML file")
-    parser.add_argument("--method", choices=["fedavg", "fednca-ml"], default="fedavg", help="whose loss is trained")
+    parser = argparse.ArgumentParser(description="Time rounds of our engines and of other simulators.")
+    parser.add_argument("--preset", default="demo", help="preset or TOML file (default: demo)")
+    parser.add_argument(
+        "--method", choices=["fedavg", "fednca-ml"], default="fedavg", help="method whose loss is trained"
+    )
     parser.add_argument("--rounds", type=whole(1), default=10)
-    parser.add_argument("--repeats", type=whole(1), default=3, help="of each row; the best one counts")
-    parser.add_argument("--rows", help=f"with commas between; left out: all that can run ({','.join(ROWS)})")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change a setting")
-    parser.add_argument("--brief", action="store_true", help="no runs of a single round: without their two columns")
-    parser.add_argument("--scaling", action="store_true", help="the other table: more clients, larger images")
+    parser.add_argument("--repeats", type=whole(1), default=3, help="repeats of each row; the best one counts")
+    parser.add_argument(
+        "--rows", help=f"rows to run, separated by commas (default: all that can run; {','.join(ROWS)})"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="change a setting, as in model.backbone=resnet18",
+    )
+    parser.add_argument(
+        "--brief", action="store_true", help="skip the runs of a single round, and with them two columns"
+    )
+    parser.add_argument("--scaling", action="store_true", help="print the other table: more clients, larger images")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the raw numbers")
     given = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 160)
@@ -68,7 +80,7 @@ def main() -> None:
 
 
 def configure(preset: str, method: str, rounds: int, changes: list[str]) -> Config:
-    """Return the preset with what the flags change."""
+    """Return the preset with the changes that the flags ask for."""
     fields = dict(leaves())
     overrides: dict[str, Any] = {"method.name": method, "train.rounds": rounds}
     for change in changes:
@@ -80,7 +92,7 @@ def configure(preset: str, method: str, rounds: int, changes: list[str]) -> Conf
 
 
 def machine(config: Config) -> dict[str, Any]:
-    """Return what the numbers depend on."""
+    """Return the facts that the numbers depend on: device, cores and versions."""
     device = pick_device(config.device)
     versions = {}
     for package in ("torch", "pfl", "flwr", "ray"):
@@ -93,14 +105,14 @@ def machine(config: Config) -> dict[str, Any]:
 
 
 def choose_rows(names: list[str] | None, known: list[str]) -> list[str]:
-    """Check the names of rows."""
+    """Return the named rows, all by default, or refuse an unknown name."""
     for name in names or []:
         if name not in known:
             raise unknown_name("row", name, known)
     return names or known
 
 
-# -- the same work, by everybody -----------------------------------------------------------------------------------
+# -- the same work in every row ---------------------------------------------------------------------------------------
 
 
 def compare(config: Config, names: list[str] | None, repeats: int, console: Console, *, brief: bool) -> dict[str, Any]:
@@ -109,7 +121,7 @@ def compare(config: Config, names: list[str] | None, repeats: int, console: Cons
     first = {} if brief else first_rounds(config, rows, console)
     runs = measure(config, rows if brief else list(first), repeats, console)
     if not runs:
-        raise FedncaError("none of these rows can be run here")
+        raise FedncaError("none of these rows can run here; the lines above say why")
     rows = list(dict.fromkeys(row for row, _ in runs))
     best = {row: min((key for key in runs if key[0] == row), key=lambda key: fastest(runs[key])) for row in rows}
     work = load_work(config)
@@ -128,21 +140,21 @@ def compare(config: Config, names: list[str] | None, repeats: int, console: Cons
 
 
 def first_rounds(config: Config, names: list[str], console: Console) -> dict[str, Measured]:
-    """Return each row's first round, with its memory, without those that cannot be run."""
-    on_cpu = pick_device(config.device).type == "cpu"  # a GPU's memory is told by the row itself
+    """Run one round of each row, with its memory, and leave out rows that cannot run."""
+    on_cpu = pick_device(config.device).type == "cpu"  # on a GPU the row itself reports its memory
     found = {row: launch(row, config.replace({"train.rounds": 1}), 1, watch=on_cpu) for row in names}
     return {row: run for row, run in found.items() if not is_left_out(row, run, console)}
 
 
 def is_left_out(row: str, run: Measured, console: Console) -> bool:
-    """Tell whether a row could not be run, and say why."""
+    """Return whether a row could not run, and print why."""
     if run.left_out:
         console.print(f"{ROWS[row].label}: left out, {run.left_out}")
     return bool(run.left_out)
 
 
 def measure(config: Config, names: list[str], repeats: int, console: Console) -> dict[Key, list[Measured]]:
-    """Return all timed runs by row and threads."""
+    """Time all rows; return the runs by row and number of threads."""
     device, runs = pick_device(config.device), dict[Key, list[Measured]]()
     for repeat in range(repeats):
         for row in names:
@@ -151,7 +163,7 @@ def measure(config: Config, names: list[str], repeats: int, console: Console) ->
                 if is_left_out(row, run, console):
                     continue
                 if runs.setdefault((row, threads), []):
-                    run = replace(run, weights=None)  # the first repeat's are enough
+                    run = replace(run, weights=None)  # the first repeat's weights are enough
                 runs[row, threads].append(run)
                 spent = f"{run.seconds:.2f} s, load {os.getloadavg()[0]:.1f}"
                 console.print(f"[dim]{repeat + 1}. {ROWS[row].label}, {threads} threads: {spent}[/dim]")
@@ -159,7 +171,7 @@ def measure(config: Config, names: list[str], repeats: int, console: Console) ->
 
 
 def worth_repeating(row: str, runs: dict[Key, list[Measured]], device: torch.device) -> list[int]:
-    """Return the numbers of threads to try, without those that were far slower than another."""
+    """Return the numbers of threads to try, without those that were far slower before."""
     numbers = ROWS[row].threads(device)
     times = {threads: fastest(runs[row, threads]) for threads in numbers if (row, threads) in runs}
     return [n for n in numbers if n not in times or times[n] < FAR_SLOWER * min(times.values())]
@@ -173,7 +185,7 @@ def fastest(runs: list[Measured]) -> float:
 def describe(
     row: str, key: Key, first: dict[str, Measured], runs: dict[Key, list[Measured]], work: Work
 ) -> dict[str, Any]:
-    """Return a row's numbers; distances are to the eager engine's weights with one thread."""
+    """Return a row's numbers; its distance is measured to the weights of the eager engine with one thread."""
     run, seconds = runs[key][0], fastest(runs[key])
     plain = min((fastest(several) for (name, _), several in runs.items() if name == "plain"), default=None)
     line = {
@@ -195,14 +207,14 @@ def describe(
 
 
 def distance(run: Measured, reference: Measured) -> float:
-    """Return how far a run's weights are from another's."""
+    """Return the distance between the weights of two runs."""
     assert run.weights is not None
     assert reference.weights is not None
     return largest_distance(run.weights, reference.weights)
 
 
 def judge(work: Work, weights: Tensors) -> dict[str, float | None]:
-    """Return the metrics of weights on the test images; the same for all rows, and not timed."""
+    """Return the metrics of weights on the test images; all rows use this, and it is not timed."""
     assert work.test is not None
     config = work.config.replace({"engine": "eager"})
     engine = select_engine(config, work.method, work.model, work.shards, [work.test], work.device)
@@ -213,7 +225,7 @@ def judge(work: Work, weights: Tensors) -> dict[str, float | None]:
 
 
 def comparison(lines: dict[str, dict[str, Any]], title: str) -> Table:
-    """Lay out the rows."""
+    """Return the table of the rows."""
     columns = {
         "threads": ("threads", "d"),
         "seconds": ("s", ".2f"),
@@ -240,7 +252,7 @@ def comparison(lines: dict[str, dict[str, Any]], title: str) -> Table:
 
 
 def scaling(config: Config, names: list[str] | None, repeats: int, console: Console) -> dict[str, Any]:
-    """Measure our engines on random images, print the table and return the raw numbers."""
+    """Time our engines on random images, print the table and return the raw numbers."""
     settings = [(clients, config.data.image_size) for clients in SCALING_CLIENTS]
     sizes = SCALING_SIZES[pick_device(config.device).type]
     settings += [(TAKING_PART, size) for size in sizes if size != config.data.image_size]
@@ -271,7 +283,7 @@ def scaling(config: Config, names: list[str] | None, repeats: int, console: Cons
 
 
 def scale(config: Config, row: str, clients: int, size: int, repeats: int) -> dict[str, Any] | str:
-    """Return one line of the scaling table, or why there is none."""
+    """Return one line of the scaling table, or the reason why the row cannot run."""
     participation = TAKING_PART / clients
     own = {"partition.clients": clients, "data.image_size": size, "train.participation": participation}
     config = config.replace(own)

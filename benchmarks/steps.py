@@ -1,10 +1,10 @@
-"""What a client's step costs on a GPU: an eager loop, graphs one after another, side by side, and the limit.
+"""Time a client's step on a GPU: an eager loop, CUDA graphs one after another and side by side, and the limit.
 
 python benchmarks/steps.py [--sizes 64 224] [--method fednca-ml] [--clients 10] [--steps 20] [--json FILE]
 
-All rows train the same random images: a ResNet-18 under the method's head, bf16, batches of 32. The limit is the same
-images in batches of all clients together, through one model; nothing that keeps the clients apart can be faster.
-Building an engine and a first round are not timed; rows alternate and the best round counts.
+All rows train the same random images with a ResNet-18 under the method's head, in bf16 and batches of 32. The limit
+trains one model on batches of all clients together; nothing that keeps the clients apart can be faster. Building an
+engine and its first round are not timed. Rows alternate and the best round counts.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=whole(1), nargs="+", default=[64, 224], help="image sizes in pixels")
     parser.add_argument("--method", default="fednca-ml")
     parser.add_argument("--clients", type=whole(1), default=10)
-    parser.add_argument("--steps", type=whole(1), default=20, help="of a client in a round")
+    parser.add_argument("--steps", type=whole(1), default=20, help="steps of a client in a round")
     parser.add_argument("--repeats", type=whole(1), default=5, help="rounds of each row; the best one counts")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the raw numbers")
@@ -78,7 +78,7 @@ def measure(config: Config, clients: int, steps: int, repeats: int) -> dict[str,
         before = torch.cuda.memory_reserved()
         engine, server, everything = build(own, parts, images // parts, slots, device)
         rows[name] = round_of(engine, server, range(parts))
-        rows[name]()  # whatever is built on first use
+        rows[name]()  # builds what is built on first use
         memory[name] = torch.cuda.memory_reserved() - before
         if slots == clients:
             rows["evaluation"] = evaluation_of(engine, server, everything, config)
@@ -97,7 +97,7 @@ def measure(config: Config, clients: int, steps: int, repeats: int) -> dict[str,
 
 
 def build(config: Config, clients: int, images: int, slots: int, device: torch.device) -> tuple[Engine, Server, Shard]:
-    """Return an engine on random images, graphs in so many slots or the eager one, its server and all images."""
+    """Return an engine on random images, its server and all images; slots: of the graph engine, 0 for the eager one."""
     method, size, rng = create_method(config), config.data.image_size, np.random.default_rng(0)
     pixels = rng.integers(0, 256, (clients * images, size, size, 3), dtype=np.uint8)
     labels = (rng.random((len(pixels), len(CLASSES))) < 0.3).astype(np.int8)
@@ -114,7 +114,7 @@ def build(config: Config, clients: int, images: int, slots: int, device: torch.d
 
 
 def round_of(engine: Engine, server: Server, clients: range) -> Callable[[], float]:
-    """Return what trains a round and says how long it took."""
+    """Return a function that trains a round and returns its seconds."""
 
     def run() -> float:
         began = time.perf_counter()
@@ -127,7 +127,7 @@ def round_of(engine: Engine, server: Server, clients: range) -> Callable[[], flo
 
 
 def evaluation_of(engine: Engine, server: Server, everything: Shard, config: Config) -> Callable[[], float]:
-    """Return what scores all images and says how long it took."""
+    """Return a function that scores all images and returns its seconds."""
 
     def run() -> float:
         began = time.perf_counter()
@@ -139,7 +139,7 @@ def evaluation_of(engine: Engine, server: Server, everything: Shard, config: Con
 
 
 def table(rows: dict[str, dict[str, float]], title: str) -> Table:
-    """Lay out the rows, with their ratios to the eager loop and to the limit."""
+    """Return the table of the rows, with their ratios to the eager loop and to the limit."""
     found = Table("", title=title)
     for heading in ("ms / client step", "x eager", "x limit", "images/s", "GiB"):
         found.add_column(heading, justify="right")

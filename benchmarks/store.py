@@ -1,6 +1,6 @@
-"""How fast an image store is built, reopened and read, beside a torchvision ImageFolder DataLoader on the same files.
+"""Time building, reopening and reading an image store, beside a torchvision ImageFolder DataLoader on the same files.
 
-python benchmarks/store.py FOLDER [--size 224]     FOLDER holds the JPEG or PNG files themselves
+python benchmarks/store.py FOLDER [--size 224]     FOLDER holds the JPEG or PNG files
 """
 
 import argparse
@@ -32,8 +32,8 @@ LOADER_WORKERS = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the image store beside an ImageFolder DataLoader.")
     parser.add_argument("folder", type=Path, help="a folder of image files")
-    parser.add_argument("--size", type=int, default=224, help="side of the stored images")
-    parser.add_argument("--repeats", type=int, default=5, help="of each measurement; the best one counts")
+    parser.add_argument("--size", type=int, default=224, help="side of the stored images in pixels")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each measurement; the best one counts")
     settings = parser.parse_args()
     paths = tuple(sorted(path for path in settings.folder.glob("*") if path.suffix.lower() in SUFFIXES))
     if not paths:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(files: FileImages, size: int, repeats: int, temporary: Path) -> Table:
-    """Alternate what is compared and count the best of each: what else the machine does only ever slows it down."""
+    """Time all rows in turn and take the best of each, since other work on the machine can only slow them down."""
     folder, loader = temporary / "store", image_folder_loader(files, size, temporary / "classes")
     seconds: dict[str, list[float]] = {"one": [], "all": [], "open": []}
     speeds: dict[str, list[float]] = {"store": [], "loader": []}
@@ -71,7 +71,7 @@ def measure(files: FileImages, size: int, repeats: int, temporary: Path) -> Tabl
 
 
 def warm_up(files: FileImages) -> None:
-    """Read every file once, so that no side pays for a cold disk."""
+    """Read every file once, so that no row pays for a cold disk."""
     for path in files.paths:
         path.read_bytes()
 
@@ -89,19 +89,19 @@ def store_batches(images: StoredImages) -> Iterator[torch.Tensor]:
 
 
 def image_folder_loader(files: FileImages, size: int, classes: Path) -> DataLoader:
-    """Give ImageFolder the one class folder it needs, by links, and batches of bytes like the store's."""
+    """Return a DataLoader of byte batches like the store's; links make the class folder that ImageFolder needs."""
     one = classes / "images"
     one.mkdir(parents=True)
     for path in files.paths:
         (one / path.name).symlink_to(path.absolute())
     transform = v2.Compose([v2.Resize((size, size), antialias=True), v2.PILToTensor()])
     dataset = ImageFolder(str(classes), transform)
-    # The fastest way to start its processes; they are counted neither here nor there.
+    # Persistent workers are the fastest; starting processes is not timed for either row.
     return DataLoader(dataset, BATCH, shuffle=True, num_workers=LOADER_WORKERS, persistent_workers=True)
 
 
 def images_per_second(batches: Iterator[torch.Tensor]) -> float:
-    """Read one epoch; the clock starts with the second batch, when processes are running and pages are mapped."""
+    """Read one epoch; the clock starts after the first batch, when processes run and pages are mapped."""
     next(batches)
     start = time.perf_counter()
     count = sum(len(batch) for batch in batches)

@@ -1,4 +1,4 @@
-"""The paper's ablations and the rows that ask for a fair comparison."""
+"""The sections on the paper's ablations and on fair comparison."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from study import METRICS, Record, Study, validation_of
 from fednca.data.sources.dermamnist import CLASSES
 
 FULL = COMPONENTS["all"]
-# What a component adds to the row before it; the two losses and their sum are added to the same row.
+# Each row and the row it adds a component to; both losses, alone and together, are added to the same row.
 ADDED = {
     "ETF": "FC",
     "LADM + ETF": "ETF",
@@ -79,7 +79,7 @@ LADM + ETF without the added losses, as in the paper: learnable or fixed queries
 
 
 def extras(study: Study) -> str:
-    """Show whether simpler changes of FedAvg close the gap."""
+    """Show whether simpler changes to FedAvg close the gap."""
     text = """\
 ## Fair-comparison extras
 
@@ -95,7 +95,7 @@ one of them do what FedNCA-ML does? On CIFAR-10 the MLP head alone is asked. The
 
 
 def candidates(study: Study) -> str:
-    """Show, by validation metrics, whether other choices than the paper's are better for FedNCA-ML."""
+    """Show by validation metrics whether other choices than the paper's suit FedNCA-ML better."""
     text = """\
 ## Could FedNCA-ML be better?
 
@@ -118,5 +118,5 @@ curves](#do-runs-settle)."""
 
 
 def names(rows: Mapping[str, str]) -> dict[str, str]:
-    """Return how rows are called in their ablation."""
+    """Return the names of rows in their ablation."""
     return {row: name for name, row in rows.items()}

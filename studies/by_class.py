@@ -1,4 +1,4 @@
-"""Which classes make the gain? F1 by class of FedNCA-ML and FedAvg, on every draw that both were run on."""
+"""The section on which classes make the gain: F1 by class of FedNCA-ML and FedAvg on every draw that has both."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The main tables, and what paired differences say of FedNCA-ML, FedAvg and the strongest other method."""
+"""The main tables, and paired differences between FedNCA-ML, FedAvg and the strongest other method."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ validation images of the first setting chose."""
 
 
 def other_data(study: Study) -> str:
-    """Show all methods on parts of datasets."""
+    """Show all methods on samples of further datasets."""
     text = f"""\
 ## Other data
 
@@ -51,7 +51,7 @@ with the best validation macro-AUC is taken, since F1 at 0.5 is near zero for ra
 
 
 def main_table(study: Study, setting: str) -> str:
-    """Show all methods on a setting, below them rounds chosen otherwise and paired differences."""
+    """Show all methods on a setting, then the same for other choices of round, and paired differences."""
     rows = {row: row for row in TABLE}
     known = known_methods(setting, rows)
     others = [
@@ -88,7 +88,7 @@ chance. The strongest other method is the one with the best mean validation macr
 
 
 def compared_rows(study: Study, setting: str) -> list[tuple[str, str]]:
-    """Return which rows are compared on a setting; the strongest other method joins once it is known."""
+    """Return the pairs of rows to compare on a setting, with the strongest other method once it is known."""
     paper, released = FEDNCA
     pairs = [(paper, BASE), (released, BASE), (released, paper)]
     draw = study.chosen[setting]
@@ -108,18 +108,18 @@ def verdicts(study: Study, setting: str, pairs: Sequence[tuple[str, str]]) -> li
 
 
 def judged(pairs: Pairs) -> str:
-    """Write the mean of differences with its interval and the verdict."""
+    """Write the mean difference with its interval and verdict."""
     return f"{interval(pairs)} {verdict(pairs)}" if pairs else NOT_RUN
 
 
 def interval(pairs: Pairs) -> str:
-    """Write the mean of differences with its interval."""
+    """Write the mean difference with its interval."""
     found = pooled(pairs)
     return NOT_RUN if found is None else found.text()
 
 
 def verdict(pairs: Pairs) -> str:
-    """Say how a row compares to another, and where that holds for one draw alone."""
+    """Write the verdict on a row against another, with a note if it rests on one draw only."""
     found = pooled(pairs)
     if found is None:
         return NOT_RUN
@@ -143,13 +143,13 @@ def paired_table(study: Study, setting: str) -> str:
 
 
 def unit(pairs: Pairs) -> str:
-    """Say what an interval over draws and seeds was taken over."""
+    """Write the number of draws or runs behind an interval."""
     drawn = mean_by_draw(pairs)
     return f"{len(drawn)} draws" if len(drawn) > 1 else f"{len(pairs)} on one draw"
 
 
 def several_draws(study: Study) -> str:
-    """Show how far draws move a method, beside how far seeds do."""
+    """Show how much a method varies over draws, beside how much it varies over seeds."""
     text = f"""\
 ## Draws beside seeds
 
@@ -159,7 +159,7 @@ seeds of the draw taken."""
 
 
 def spread_table(study: Study, setting: str) -> str:
-    """Show the methods that were run on several draws of a setting."""
+    """Show the methods that have runs on several draws of a setting."""
     entries = spread(setting, study.records)
     if not entries:
         return f"### {setting}: several draws\n\n{NOT_RUN}: no draw is taken yet."
@@ -173,7 +173,7 @@ def spread_table(study: Study, setting: str) -> str:
 
 
 def spread_cells(study: Study, setting: str, row: str, metric: str, drawn: Sequence[int]) -> list[str]:
-    """Write a method's metric on each draw and its deviation over draws and over seeds."""
+    """Write a method's metric on each draw, and its deviation over draws and over seeds."""
     records = [study.find(setting, row, draw, SEEDS[0]) for draw in drawn]
     values = [None if record is None else metric_of(record, metric) for record in records]
     cells = [NOT_RUN if record is None else number(value) for record, value in zip(records, values, strict=True)]
@@ -185,5 +185,5 @@ def spread_cells(study: Study, setting: str, row: str, metric: str, drawn: Seque
 
 
 def with_count(std: float | None, seeds: int) -> str:
-    """Write a deviation over seeds, and over how many where some are missing."""
+    """Write a deviation over seeds, with their number if some are missing."""
     return number(std) if std is None or seeds == len(SEEDS) else f"{number(std)} (of {seeds})"

@@ -1,4 +1,4 @@
-"""What was run, by what and how long; on which draws; and the list of all records."""
+"""The sections on how the runs were made, on the draws, and the list of all records."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ from fednca.report.comparison import Entry as Beside
 from fednca.report.published import published
 
 SHORT = 8  # characters of a commit
-TRAINED_BY = {  # what is shown of a run's settings, and where it stands in them
+TRAINED_BY = {  # the settings of a run to show, and their place in its config
     "clients": ("partition", "clients"),
     "beta": ("partition", "beta"),
     "gamma": ("partition", "gamma"),
@@ -65,13 +65,13 @@ runs start; its convolutions are rounded to half precision and its BatchNorm sta
 
 
 def how_it_was_run(study: Study) -> str:
-    """Say by what and how the runs were made, and how far the plan is."""
+    """Show how the runs were made, and how much of the plan is done."""
     parts = ["## How it was run", facts_table(study), COMMANDS, progress_table(study), settings_table(study)]
     return "\n\n".join(filter(None, parts))
 
 
 def facts_table(study: Study) -> str:
-    """Say what the records were made with."""
+    """Show hardware, versions and commits of the records."""
     records = study.records.values()
     done = sum(entry.path in study.records for entry in plan(study.records))
     hours = sum(record["seconds"] for record in records) / 3600
@@ -90,7 +90,7 @@ def facts_table(study: Study) -> str:
 
 
 def counted(names: Iterable[str]) -> str:
-    """List names, each once and with the number of its runs where there are several."""
+    """List different names with the number of runs of each; the number is left out for a single name."""
     found = sorted(Counter(names).items())
     if len(found) == 1:
         return found[0][0]
@@ -98,7 +98,7 @@ def counted(names: Iterable[str]) -> str:
 
 
 def progress_table(study: Study) -> str:
-    """Say how far each part of the plan is; a run may serve several parts."""
+    """Show how much of each part of the plan is done; a run may serve several parts."""
     parts: dict[str, tuple[list[Entry], int]] = {
         f"draws ({DRAW_ROUNDS} rounds of FedAvg)": (
             [entry for setting in SETTINGS for entry in draws(setting)],
@@ -108,7 +108,7 @@ def progress_table(study: Study) -> str:
         "component ablations": of_tables(study, ABLATED, COMPONENTS.values()),
         "several draws": (
             [entry for setting in SETTINGS for entry in spread(setting, study.records)],
-            len(SETTINGS) * len(DRAWS) * (len(FEDNCA) + 2),  # FedAvg and the strongest other method
+            len(SETTINGS) * len(DRAWS) * (len(FEDNCA) + 2),  # + FedAvg and the strongest other method
         ),
         **{f"extras {setting}": of_tables(study, [setting], rows) for setting, rows in EXTRAS_OF.items()},
         "candidates": of_tables(study, DERMAMNIST, CANDIDATES),
@@ -123,7 +123,7 @@ def progress_table(study: Study) -> str:
 
 
 def settings_table(study: Study) -> str:
-    """Say how the runs were trained, as their records have it; nothing of settings without any."""
+    """Show the training settings of the runs, by their records; leave out settings without records."""
     rows = []
     for setting in (*SETTINGS, *SAMPLES, *GRID):
         configs = [record["config"] for path, record in study.records.items() if is_whole(setting, path, record)]
@@ -136,19 +136,19 @@ def settings_table(study: Study) -> str:
 
 
 def is_whole(setting: str, path: Path, record: Record) -> bool:
-    """Say whether a record is one of a setting's runs over all rounds."""
+    """Return whether a record is one of a setting's full runs, over all rounds and without changes."""
     rounds = record["config"]["train"]["rounds"]
     return record["setting"] == setting and rounds == rounds_of(setting) and not tried(path, record)
 
 
 def of_tables(study: Study, settings: Iterable[str], rows: Iterable[str]) -> tuple[list[Entry], int]:
-    """Return the runs of tables as far as they are known, and how many there will be."""
+    """Return the runs of tables known so far, and how many there will be."""
     settings, rows = list(settings), list(rows)
     return tables(settings, rows, study.records), len(settings) * len(rows) * len(SEEDS)
 
 
 def which_draw(study: Study) -> str:
-    """Show how the draw of each setting was taken."""
+    """Show how the draw of each setting was chosen."""
     text = f"""\
 ## Which draw
 
@@ -161,7 +161,7 @@ that a client has no image of, on average."""
 
 
 def draws_table(study: Study, setting: str) -> str:
-    """Show FedAvg on the draws of a setting; the draw that was taken is bold."""
+    """Show FedAvg on the draws of a setting, with the chosen draw in bold."""
     reported = [published(*dataset_and_beta(setting), "fedavg", metric) for metric in SHOWN]
     measured = ["to published", "macro-F1 cal.", "label distance", "missing", "co-occurrence distance", "images"]
     header = ["draw", *SHOWN.values(), *measured]
@@ -180,7 +180,7 @@ def draws_table(study: Study, setting: str) -> str:
 
 
 def draw_cells(record: Record) -> list[str]:
-    """Write what is known of a draw."""
+    """Write the metrics and distances of a draw."""
     partition = record["partition"]
     distances = [partition[name] for name in ("label_distance", "missing_classes", "cooccurrence_distance")]
     digits = (2, 1, 2)
@@ -194,7 +194,7 @@ def draw_cells(record: Record) -> list[str]:
 
 
 def trials(study: Study) -> str:
-    """Show what was tried out; empty where nothing was."""
+    """Show the runs that tried out changes; empty if there are none."""
     found = study.trials()
     if not found:
         return ""
@@ -218,7 +218,7 @@ with their mean absolute difference from it. No other table shows them."""
 
 
 def beside_published(record: Record, metric: str) -> str:
-    """Write a run's metric, with the published value of its method and the difference to it."""
+    """Write a run's metric, with its method's published value and the difference from it."""
     value = metric_of(record, metric)
     known = published(*dataset_and_beta(record["setting"]), record["row"].partition(":")[0], metric)
     return NOTHING if value is None else Beside(value, None, known).text()
@@ -235,6 +235,6 @@ def appendix(study: Study) -> str:
 
 
 def record_cells(path: Path, record: Record) -> list[str]:
-    """Write what a record is."""
+    """Write the line of a record."""
     numbers = [str(record["draw"]), str(record["seed"])]
     return [f"`{path.as_posix()}`", record["row"], *numbers, record["commit"][:SHORT], f"{record['seconds']:.0f}"]

@@ -1,4 +1,4 @@
-"""What features look like: how well classes and label counts part them, and how their class means lie."""
+"""The section on features: how well they separate by class and by label count, and how class means lie."""
 
 import math
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ SILHOUETTES = ("class", "class, one label", "label count", "class, absent")
 
 
 def kept_features(study: Study, setting: str) -> dict[str, Record]:
-    """Return the component rows of a setting whose test features are known, by their name."""
+    """Return the component rows of a setting with recorded test features, by name."""
     runs = {name: study.over_seeds(setting, COMPONENTS[name]).get(SEEDS[0]) for name in WITH_FEATURES}
     return {name: record for name, record in runs.items() if record is not None and record["features"]}
 
 
 def ideal_cosine(classes: int) -> float:
-    """Return the cosine between any two vertices of a simplex."""
+    """Return the cosine between any two corners of a simplex, seen from its centre."""
     return -1 / (classes - 1)
 
 
 def distance_to_ideal(cosines: list[list[float]]) -> float | None:
-    """Average how far the known cosines between different classes are from those of a simplex.
+    """Return the mean distance of the known cosines between different classes from a simplex's cosine.
 
-    Their plain mean would say nothing: around the common mean of vectors of one length it is always the ideal.
+    Their plain mean would say nothing: for vectors of one length, centred on their mean, it always equals the ideal.
     """
     ideal = ideal_cosine(len(cosines))
     return mean([abs(value - ideal) for value in between_classes(cosines)])
@@ -37,7 +37,7 @@ def between_classes(cosines: list[list[float]]) -> list[float]:
 
 
 def mean(values: list[float]) -> float | None:
-    """Average values, if there are any."""
+    """Return the mean of values, or None if there are none."""
     return sum(values) / len(values) if values else None
 
 
@@ -62,7 +62,7 @@ around their common mean, where all are -1/(C-1) for a simplex of C classes."""
 
 
 def silhouettes_table(study: Study, setting: str) -> str:
-    """Show silhouettes and the mean cosine of class means, on other draws as far as they are known."""
+    """Show silhouettes and the mean cosine of class means, also on other draws if recorded."""
     found = kept_features(study, setting)
     header = [
         "components",
@@ -81,7 +81,7 @@ def silhouettes_table(study: Study, setting: str) -> str:
 
 
 def feature_cells(record: Record) -> list[str]:
-    """Write what is known of a run's features."""
+    """Write the silhouettes and cosines of a run."""
     features = record["features"]
     scores = [number(features["silhouette"].get(name), 3) for name in SILHOUETTES]
     raw = mean(between_classes(features["raw_cosines"]))

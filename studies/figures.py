@@ -1,4 +1,4 @@
-"""The pictures of the page: learning curves, gains, maps of features and cosines of class means."""
+"""The figures of the page: learning curves, gains, feature maps and cosines of class means."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
@@ -19,10 +19,12 @@ from study import METRICS, Record, Study
 from fednca.report.figures import COLOURS, QUIET, STYLE, readable
 
 OWN_STYLE = STYLE | {"svg.fonttype": "none"}
-# FedAvg in grey, FedNCA-ML in red and wine, the rest as far from these as they can be.
+# FedAvg in grey, FedNCA-ML in red and wine, the rest as far from these as possible.
 ORDER = (9, 0, 5, 2, 3, 4, 7, 6, 1)
 COLOUR = dict(zip(TABLE, (COLOURS[place] for place in ORDER), strict=True))
-COLOUR |= {row: COLOURS[place] for row, place in zip(ON_DIGITS[2:], (1, 6, 2, 3), strict=True)}  # shown with no others
+COLOUR |= {
+    row: COLOURS[place] for row, place in zip(ON_DIGITS[2:], (1, 6, 2, 3), strict=True)
+}  # never shown with the others
 FOREMOST = ("fedavg", "fednca-ml", "fednca-ml:variant=released")
 MARKERS = dict(zip(SETTINGS, "osD^", strict=True)) | dict(zip(GRID, "osD^vP", strict=True))
 CURVES = (
@@ -30,11 +32,11 @@ CURVES = (
     ("test", "macro_f1_calibrated", "test macro-F1 cal."),
     ("test", "macro_auc", "test macro-AUC"),
 )
-RASTER_DPI = 130  # of the points of maps: as many vectors would be megabytes
+RASTER_DPI = 130  # points of maps are rasterised: as vectors they would take megabytes
 
 
 def draw_all(study: Study) -> dict[str, Figure]:
-    """Draw every picture that has something to show, by name."""
+    """Draw every figure that has data, by name."""
     with rc_context(OWN_STYLE):
         return dict(_draw_all(study))
 
@@ -55,7 +57,7 @@ def _draw_all(study: Study) -> Iterator[tuple[str, Figure]]:
 
 
 def picture_of(figure: Figure) -> bytes:
-    """Return an SVG file that is the same, with the same matplotlib, whenever it shows the same."""
+    """Return a figure as SVG; equal figures give equal bytes with the same matplotlib."""
     picture = BytesIO()
     with rc_context(OWN_STYLE):
         figure.savefig(picture, format="svg", dpi=RASTER_DPI, metadata={"Date": None, "Creator": None})
@@ -63,7 +65,7 @@ def picture_of(figure: Figure) -> bytes:
 
 
 def shown_name(row: str) -> str:
-    """Write a row for a legend.
+    """Write a row's name for a legend.
 
     >>> shown_name("fednca-ml:variant=released")
     'fednca-ml released'
@@ -72,9 +74,9 @@ def shown_name(row: str) -> str:
 
 
 def curves(setting: str, runs: Mapping[str, Sequence[Record]]) -> Figure:
-    """Draw metrics over rounds: the mean over seeds as a line, the smallest to the largest as a band.
+    """Draw metrics over rounds: the mean over seeds as a line, the range over seeds as a band.
 
-    A metric that some records do not hold is left out: older ones have no calibrated F1 by round.
+    A metric that some records lack is left out: older ones have no calibrated F1 by round.
     """
     records = [record for own in runs.values() for record in own]
     shown = [each for each in CURVES if all(each[1] in record["curves"][each[0]] for record in records)]
@@ -93,7 +95,7 @@ def curves(setting: str, runs: Mapping[str, Sequence[Record]]) -> Figure:
 
 
 def _floor(runs: Mapping[str, Sequence[Record]], split: str, metric: str) -> float | None:
-    """Return the lowest value after a tenth of the rounds: the climb from chance would squeeze all else."""
+    """Return the lowest value after the first tenth of rounds: the climb from chance would squeeze all else."""
     known = [record["curves"][split][metric] for records in runs.values() for record in records]
     late = np.array([value for values in known for value in values[len(values) // 10 :]], dtype=float)
     return None if np.isnan(late).all() else 100 * float(np.nanmin(late))
@@ -124,7 +126,7 @@ def _seeds(count: int) -> str:
 
 
 def gain_panels(found: Sequence[Gain]) -> Figure:
-    """Draw gains against each measure, at 0.5 above and calibrated below."""
+    """Draw gains against each measure: at threshold 0.5 above, calibrated below."""
     figure = Figure((12.5, 6.2), layout="constrained")
     panels = figure.subplots(len(GAINED), len(AGAINST), sharex="col", sharey="row")
     for upper, (metric, line) in enumerate(zip(GAINED, panels, strict=True)):
@@ -146,7 +148,9 @@ def _scatter_gains(axes: Axes, found: Sequence[Gain], metric: str, measure: str)
     for gain in found:
         if gain.against[measure] is not None and metric in gain.points:
             look = {"marker": MARKERS[gain.setting], "color": COLOUR[gain.row], "edgecolors": "white"}
-            size, above = (52, 2) if gain.row in FOREMOST else (22, 3)  # small on large, so that none hides another
+            size, above = (
+                (52, 2) if gain.row in FOREMOST else (22, 3)
+            )  # small marks on large ones, so that none hides another
             axes.scatter(gain.against[measure], gain.points[metric], size, linewidths=0.6, zorder=above, **look)  # type: ignore[arg-type]
     axes.grid()
 
@@ -185,8 +189,8 @@ def feature_maps(setting: str, kept: Mapping[str, Record]) -> Figure:
 def _map(axes: Axes, places: Sequence[Sequence[float]], groups: NDArray[np.integer]) -> None:
     x, y = np.array(places).T
     colours, reach = [COLOURS[group % len(COLOURS)] for group in groups], 1.03 * np.abs(places).max()
-    size = min(2.5, max(0.8, 8000 / len(places)))  # many points are small ones
-    # Without smoothed edges the points have few colours, and take a fraction of the bytes.
+    size = min(2.5, max(0.8, 8000 / len(places)))  # the more points, the smaller
+    # Without smoothed edges the points have few colours and take a fraction of the bytes.
     axes.scatter(x, y, size, c=colours, linewidths=0, antialiased=False, rasterized=True)
     axes.set(xticks=[], yticks=[], xlim=(-reach, reach), ylim=(-reach, reach), box_aspect=1)
     axes.spines[:].set_visible(False)
@@ -205,7 +209,7 @@ def _dots(names: Sequence[str]) -> list[Line2D]:
 def cosine_maps(setting: str, kept: Mapping[str, Record]) -> Figure:
     """Draw the cosines between class means of components side by side."""
     classes = readable(next(iter(kept.values()))["classes"])
-    figure = Figure((10.5, 3.5 + 0.06 * max(map(len, classes))), layout="constrained")  # names stand upright below
+    figure = Figure((10.5, 3.5 + 0.06 * max(map(len, classes))), layout="constrained")  # the names below stand upright
     panels = figure.subplots(1, len(WITH_FEATURES))
     ideal, mesh = ideal_cosine(len(classes)), None
     for axes, name in zip(panels, WITH_FEATURES, strict=True):
@@ -215,7 +219,9 @@ def cosine_maps(setting: str, kept: Mapping[str, Record]) -> Figure:
         cosines = kept[name]["features"]["mean_cosines"]
         ticks = np.arange(len(classes)) + 0.5
         axes.set_xticks(ticks, classes, rotation=90, fontsize=7)
-        axes.set_yticks(ticks, classes if mesh is None else [""] * len(classes), fontsize=7)  # once, at the left
+        axes.set_yticks(
+            ticks, classes if mesh is None else [""] * len(classes), fontsize=7
+        )  # only at the leftmost panel
         mesh = axes.pcolormesh(np.array(cosines), cmap="RdBu_r", vmin=-1, vmax=1)
         _write_cells(axes, cosines)
         axes.set(aspect="equal", ylim=(len(classes), 0))

@@ -1,4 +1,4 @@
-"""When does a method help? Its gain on FedAvg beside how unlike the clients are, and how badly FedAvg's scores lie."""
+"""The section on when a method helps: its gain on FedAvg against how different the clients are."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,24 +23,24 @@ AGAINST = {**SKEWS, LIFT: "FedAvg lifted by calibrating"}
 RANKS = """\
 Rank correlation (Spearman's) of the gain with each of them, over the draws of all settings, for methods that were run
 on five draws or more. Draws are few, and settings differ in more than what is measured: take it as a hint."""
-ENOUGH = len(DRAWS)  # draws, of all settings together, that a correlation takes at least
-HELPING = (*FEDNCA, *OTHERS)  # the federated rows beside FedAvg
+ENOUGH = len(DRAWS)  # fewest draws, over all settings, for a correlation
+HELPING = (*FEDNCA, *OTHERS)  # the federated rows besides FedAvg
 
 
 @dataclass(frozen=True)
 class Gain:
-    """By how many points a row is above FedAvg on one draw, averaged over seeds."""
+    """The gain of a row on FedAvg on one draw, in points, averaged over seeds."""
 
     setting: str
     row: str
     draw: int
     seeds: int
     points: dict[str, float]  # by metric
-    against: dict[str, float | None]  # what is known of the draw, and of FedAvg on it
+    against: dict[str, float | None]  # measures of the draw, and of FedAvg on it
 
 
 def gains(study: Study, settings: Iterable[str] = SETTINGS, rows: Sequence[str] = HELPING) -> Iterator[Gain]:
-    """Yield the gain of every row and draw that was run beside FedAvg."""
+    """Yield the gain of every row on every draw that FedAvg was also run on."""
     for setting in settings:
         base = study.everywhere(setting, BASE)
         for row in rows:
@@ -54,14 +54,14 @@ def gains(study: Study, settings: Iterable[str] = SETTINGS, rows: Sequence[str] 
 
 
 def lift(records: list[Record]) -> float | None:
-    """Return by how many points calibrated thresholds lift macro-F1, averaged over runs."""
+    """Return how many points of macro-F1 calibrated thresholds add, averaged over runs."""
     found = [[metric_of(record, metric) for metric in GAINED] for record in records]
     known = [calibrated - half for half, calibrated in found if half is not None and calibrated is not None]
     return fmean(known) if known else None
 
 
 def correlations(found: Sequence[Gain], helping: Sequence[str] = HELPING) -> str:
-    """Show how far the gains of rows go with each measure over the draws of all settings; nothing with few draws."""
+    """Show the correlation of gains with each measure over the draws of all settings; empty with too few draws."""
     rows = []
     for row, metric in product(helping, GAINED):
         own = [gain for gain in found if gain.row == row and metric in gain.points]
@@ -72,7 +72,7 @@ def correlations(found: Sequence[Gain], helping: Sequence[str] = HELPING) -> str
 
 
 def numbers_of(found: Iterable[Gain]) -> str:
-    """Fold away the gains that a figure shows."""
+    """Show the numbers of a figure in a folded table."""
     header = ["setting", "method", "draw", "seeds", *AGAINST.values(), *(METRICS[metric] for metric in GAINED)]
     rows = [
         [
@@ -86,7 +86,7 @@ def numbers_of(found: Iterable[Gain]) -> str:
 
 
 def rank_correlation(pairs: list[tuple[float | None, float]]) -> str:
-    """Write Spearman's correlation of what is known; of a constant there is none.
+    """Write Spearman's correlation of the known pairs; a constant has none.
 
     >>> rank_correlation([(1.0, 5.0), (2.0, 6.0), (9.0, 7.0), (None, 1.0)])
     '+1.00'
@@ -97,7 +97,7 @@ def rank_correlation(pairs: list[tuple[float | None, float]]) -> str:
 
 
 def when_it_helps(study: Study, figure: str | None) -> str:
-    """Show gains against skew; figure: the link to the picture."""
+    """Show gains against how different the clients are; figure: the link to the picture."""
     text = """\
 ## When does it help?
 

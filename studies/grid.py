@@ -1,4 +1,4 @@
-"""Gains on the same images, dealt more or less unequally: what skew does when nothing else changes."""
+"""The section on gains on the same images, dealt more or less unequally while nothing else changes."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -53,7 +53,7 @@ def gains_table(
     settings: Sequence[str] = tuple(GRID),
     measure: Measure = metric_of,
 ) -> str:
-    """Show a metric of one row and the differences of others to it, the most unlike clients first."""
+    """Show a metric of one row and the differences of other rows from it, most different clients first."""
     rows = []
     for setting in settings:
         found = [measure(record, metric) for record in study.everywhere(setting, base).values()]
@@ -64,7 +64,7 @@ def gains_table(
 
 
 def rates_table(study: Study) -> str:
-    """Show the learning rates that FedAvg was tried with; nothing where it was not."""
+    """Show the learning rates that were tried with FedAvg; empty if none were."""
     one = GRID_TRIALS[0]
     records = [study.records.get(entry.path) for entry in GRID_TRIALS]
     tried = [record for record in [*records, study.find(one.setting, BASE, one.draw, one.seed)] if record is not None]

@@ -1,4 +1,4 @@
-"""Sooner, or better? FedNCA-ML's lead on FedAvg by how far the training has come."""
+"""The section on whether FedNCA-ML is faster or better: its lead on FedAvg by round."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,11 +14,11 @@ from swings import curve
 
 from fednca.report.tables import mean_and_std
 
-SPAN = 5  # rounds that a mark stands for: those that end with it
+SPAN = 5  # a mark stands for the mean of this many rounds, the last of which it names
 MARKS = (20, 40, 60, 80, 100)
 LONG_MARKS = (20, 50, 100, 150, GRID_LONGER)
 PACED = ("macro_f1_calibrated", "macro_auc")
-OTHER = "spherefed"  # the other method that fixes its classifier
+OTHER = "spherefed"  # the other method with a fixed classifier
 
 
 def sooner_or_better(study: Study) -> str:
@@ -39,7 +39,7 @@ by round."""
 
 
 def long_runs(study: Study) -> str:
-    """Show what more rounds do on digits; nothing where none were trained for longer."""
+    """Show what more rounds do on digits; empty if there are no longer runs."""
     rows, own = [], FEDNCA[0]
     for setting, metric in product(LACKING, PACED):
         base = study.everywhere(setting, BASE, GRID_LONGER).values()
@@ -62,19 +62,19 @@ rounds (the mean of {SPAN} up to that one; bold where told apart)."""
 def leads(
     study: Study, setting: str, row: str, metric: str, marks: Sequence[int], rounds: int | None = None
 ) -> list[Pairs]:
-    """Return by how much a row is above FedAvg at each mark."""
+    """Return a row's lead on FedAvg at each mark."""
     return [differences(study, setting, row, BASE, metric, partial(level, mark=mark), rounds) for mark in marks]
 
 
 def marked(pairs: Pairs) -> str:
-    """Write the mean of differences with its interval, bold where they are told apart from none."""
+    """Write the mean difference with its interval, bold if the interval leaves out zero."""
     found = pooled(pairs)
     told = found is not None and found.verdict in ("better", "worse")
     return f"**{interval(pairs)}**" if told else interval(pairs)
 
 
 def level(record: Record, metric: str, mark: int) -> float | None:
-    """Return the mean of a test metric over the rounds that end with the mark, in percent; None where not kept."""
+    """Return the mean test metric of the rounds up to the mark, in percent; None if it was not recorded."""
     if metric not in record["curves"]["test"]:
         return None
     return float(curve(record, metric)[mark - SPAN : mark].mean())

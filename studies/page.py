@@ -38,17 +38,17 @@ FOLDER = "results"  # of the figures, beside the page
 
 @dataclass(frozen=True)
 class Page:
-    """What the records give: the text, and the figures that it shows by name."""
+    """The text of the page, and its figures by name."""
 
     text: str
     figures: dict[str, Figure]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the page, or say whether it is what the records give."""
+    """Write the page, or with --check say whether it is up to date."""
     parser = argparse.ArgumentParser(description="Write docs/results.md and its figures from the records.")
-    parser.add_argument("--records", type=Path, default=RECORDS, help="where the records lie")
-    parser.add_argument("--out", type=Path, default=OUT, help="where results.md and results/ are written")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for results.md and results/")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not up to date")
     given = parser.parse_args(arguments)
     try:
@@ -69,7 +69,7 @@ def records_of(folder: Path) -> Records:
 
 
 def make_page(records: Records) -> Page:
-    """Compose the page from records by their path."""
+    """Compose the page from records, which are given by path."""
     study = Study(records)
     figures = draw_all(study)
     links = {name: f"![{name}]({FOLDER}/{name}.svg)" for name in figures}
@@ -111,7 +111,7 @@ The mean over seeds on the draw taken; bands reach from the lowest to the highes
 
 
 def write_page(page: Page, out: Path) -> None:
-    """Write text and figures, and remove figures that the page no longer shows."""
+    """Write text and figures, and delete figures that the page no longer shows."""
     folder = out / FOLDER
     with explain_write(out):
         (folder if page.figures else out).mkdir(parents=True, exist_ok=True)
@@ -123,20 +123,20 @@ def write_page(page: Page, out: Path) -> None:
 
 
 def stale(page: Page, out: Path) -> list[Path]:
-    """Return the figures of earlier pages."""
+    """Return the figures on disk that the page does not show."""
     return [path for path in sorted((out / FOLDER).glob("*.svg")) if path.stem not in page.figures]
 
 
 def what_differs(page: Page, out: Path) -> str:
-    """Say in a sentence why the page on disk is not what the records give; empty where it is."""
+    """Say in one sentence how the page on disk differs from the records; empty if it does not."""
     path = out / PAGE
     again = "run `python studies/page.py`"
     if not path.is_file() or path.read_text(encoding="utf-8") != page.text:
-        return f"'{path}' is not what the records give; {again}"
+        return f"'{path}' does not match the records; {again}"
     paths = {name: out / FOLDER / f"{name}.svg" for name in page.figures}
     same = all(paths[name].is_file() and paths[name].read_bytes() == picture_of(page.figures[name]) for name in paths)
     if not same or stale(page, out):
-        return f"the figures in '{out / FOLDER}' are not those of the records; {again}"
+        return f"the figures in '{out / FOLDER}' do not match the records; {again}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Paired differences of two rows, on the same draw with the same seed, and intervals for their mean."""
+"""Paired differences between two rows, on the same draw with the same seed, and intervals for their mean."""
 
 import math
 import statistics
@@ -9,13 +9,13 @@ from scipy.stats import t  # type: ignore[import-untyped]
 from study import Measure, Study, metric_of
 
 CONFIDENCE = 0.95
-FEWEST = 3  # differences that a verdict rests on: two may agree by chance
+FEWEST = 3  # fewest differences for a verdict: two may agree by chance
 Pairs = Mapping[tuple[int, int], float]  # points by draw and seed
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of some differences and where it lies with 95 % confidence; one difference alone has no interval."""
+    """The mean of some differences with its 95 % interval; a single difference has none."""
 
     count: int
     mean: float
@@ -24,7 +24,7 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """Better or worse where the interval leaves out zero."""
+        """`better` or `worse` if the interval leaves out zero, else `equal`; `undecided` with too few differences."""
         if self.low is None or self.high is None or self.count < FEWEST:
             return "undecided"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "equal"
@@ -41,7 +41,7 @@ class Interval:
 
 
 def signed(value: float) -> str:
-    """Write points with their sign, which rounding to zero keeps.
+    """Write points with their sign, also when they round to zero.
 
     >>> signed(-0.04)
     '-0.0'
@@ -58,7 +58,7 @@ def differences(
     measure: Measure = metric_of,
     rounds: int | None = None,
 ) -> dict[tuple[int, int], float]:
-    """Return by how many points a row is above another wherever both were run, for so many rounds or the usual."""
+    """Return by how many points a row is above another wherever both were run; rounds: the usual by default."""
     own, others = (study.everywhere(setting, each, rounds) for each in (row, base))
     found = {}
     for place in sorted(own.keys() & others.keys()):
@@ -96,7 +96,7 @@ def over_draws(pairs: Pairs, seed: int) -> Interval | None:
 
 
 def pooled(pairs: Pairs) -> Interval | None:
-    """Return the interval over draws of the means over seeds; with one draw alone the one over its seeds."""
+    """Return the interval over draws of the means over seeds, or over seeds if there is only one draw."""
     means = mean_by_draw(pairs)
     return t_interval(means.values() if len(means) > 1 else pairs.values()) if pairs else None
 

@@ -1,4 +1,4 @@
-"""What docs/results.md is made of: settings, rows, partition draws and training seeds, in the order they are run."""
+"""The runs behind docs/results.md: settings, rows, partition draws and training seeds, in the order of training."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fednca.report.published import published
 DERMAMNIST = ("dermamnist-0.1", "dermamnist-0.5")
 CIFAR10 = ("cifar10-0.5", "cifar10-0.1")
 SETTINGS = (*DERMAMNIST, *CIFAR10)
-COCO_SAMPLE = {"coco-sample-0.05": "coco-0.05"}  # parts of datasets, and the presets that they are trained by
+COCO_SAMPLE = {"coco-sample-0.05": "coco-0.05"}  # samples of datasets, and the presets they are trained by
 NIH_SAMPLE = {"nih-sample-0.5": "chestxray14-0.5", "nih-sample-0.1": "chestxray14-0.1"}
 SAMPLES = COCO_SAMPLE | NIH_SAMPLE
 VOC = ("voc-0.05", "voc-0.01")  # the paper's as well, but docs/results.md does not show them yet
@@ -25,16 +25,16 @@ GRID = {
 SEEDS = (0, 1, 2)
 ROUNDS = 100
 GRID_ROUNDS = 50
-GRID_LONGER = 200  # whether FedAvg gets later to where others are
+GRID_LONGER = 200  # rounds to see whether FedAvg catches up later
 
 FEDNCA = ("fednca-ml", "fednca-ml:variant=released")
 OTHERS = ("fedprox", "fedcurv", "scaffold", "spherefed", "fedlgt")
 TABLE = ("fedavg", *FEDNCA, *OTHERS, "centralized")
 
-# Of these draws the one is taken on which FedAvg, after a few rounds, is nearest to the published FedAvg.
+# Of these draws we choose the one on which FedAvg, after a few rounds, is nearest to the published FedAvg.
 DRAWS = (0, 1, 2, 3, 4)
 DRAW_ROUNDS = 30
-FEW_DRAWS = 3  # that methods are compared on first; on all of them later
+FEW_DRAWS = 3  # methods are compared on these first, and on all draws later
 
 # The paper's ablations, in its order; its last row is the method itself.
 COMPONENTS = {
@@ -51,19 +51,19 @@ QUERIES = {
     "fixed, ETF": "fednca-ml:lambda1=0,lambda2=0",
 }
 ABLATED = ("dermamnist-0.1", "cifar10-0.5")
-HALF = "server_lr=0.5,momentum=0"  # a server that goes half of the way to the clients' average
-MLP = "fedavg:head=mlp"  # what the authors' code calls FC
+HALF = "server_lr=0.5,momentum=0"  # a server that goes half the way to the clients' average
+MLP = "fedavg:head=mlp"  # the authors' code calls this FC
 EXTRAS = (
     *(MLP, "fedavg-balanced", "fedavg-asl", "ml-decoder", "fedetf"),
     *(f"fedavgm:{HALF}", "fedadam", "fedyogi"),
 )
 EXTRAS_OF = dict.fromkeys(DERMAMNIST, EXTRAS) | dict.fromkeys(CIFAR10, (MLP,))
 GRID_ROWS = ("fedavg", *FEDNCA, COMPONENTS["LADM + ETF"], "ml-decoder", "fedavg-balanced", MLP)
-# What might be better than the paper's choices for FedNCA-ML; validation images say whether it is.
+# Choices that might suit FedNCA-ML better than the paper's; validation images decide.
 CANDIDATES = (f"fedavgm@fednca-ml:{HALF}", "fednca-ml:criterion=balanced", "fednca-ml:queries=learnable")
-WITH_FEATURES = ("FC", "LADM + ETF", "all")  # components whose test features are kept
+WITH_FEATURES = ("FC", "LADM + ETF", "all")  # components whose test features are recorded
 
-# Where the files lie, and what does not change what is learnt.
+# The place of the files, and settings that do not change what is learnt.
 COMMON = {"data.root": "data", "train.precision": "bf16", "train.checkpoint_every": 20}
 PRETRAINED = {"model.pretrained": "data/resnet18_imagenet.safetensors"}
 OF_DATASET = {
@@ -89,11 +89,11 @@ class Entry:
     draw: int
     seed: int
     rounds: int = ROUNDS
-    changes: tuple[tuple[str, Any], ...] = ()  # of the setting, where one is tried out
+    changes: tuple[tuple[str, Any], ...] = ()  # changes of the setting, for a run that tries them out
 
     @property
     def path(self) -> Path:
-        """Where its record lies below the folder of records."""
+        """The path of its record, relative to the folder of records."""
         rounds = "" if self.rounds == ROUNDS else f"-rounds-{self.rounds}"
         tried = "".join(f"-{path.rpartition('.')[2]}-{show(value)}" for path, value in self.changes)
         name = f"draw-{self.draw}-seed-{self.seed}{rounds}{tried}.json"
@@ -101,7 +101,7 @@ class Entry:
 
     @property
     def keeps_features(self) -> bool:
-        """Whether test features are part of the record."""
+        """Whether its record includes test features."""
         rows = {COMPONENTS[name] for name in WITH_FEATURES}
         whole = self.rounds == ROUNDS and not self.changes
         return whole and self.setting in ABLATED and self.row in rows and self.seed == SEEDS[0]
@@ -119,8 +119,8 @@ class Entry:
         return load_config(preset, {**COMMON, **OF_DATASET.get(dataset, {}), **row, **own})
 
 
-# CIFAR-10's image size and numbers of composites are open: these runs decided on what the presets say, before any
-# other method was run. FedAvg with the presets' choices is among the draws.
+# The paper leaves CIFAR-10's image size and numbers of composites open. These runs decided what the presets say, before
+# any other method was run. FedAvg with the presets' choices is among the draws.
 FEWER = (("data.options.train_singles", 1000), ("data.options.train_pairs", 65))
 FEWEST = (("data.options.train_singles", 500), ("data.options.train_pairs", 32))
 CALIBRATION = tuple(
@@ -133,12 +133,12 @@ CALIBRATION = tuple(
     for size, counts in tries
 )
 
-# Whether the demo's learning rate, 0.005, suits FedAvg.
+# These runs check whether the demo's learning rate, 0.005, suits FedAvg.
 GRID_TRIALS = tuple(
     Entry("digits-0.1-0.5", "fedavg", 0, 0, GRID_ROUNDS, (("train.lr", lr),)) for lr in (0.0005, 0.001, 0.002, 0.01)
 )
 
-# Where clients lack classes: FedAvg and FedNCA-ML for longer, and FedNCA-ML's candidates.
+# Settings in which clients lack classes: longer runs of FedAvg and FedNCA-ML, and FedNCA-ML's candidates.
 LACKING = tuple(setting for setting, dealt in GRID.items() if dealt["partition.gamma"] < 1)
 GRID_LONG_RUNS = tuple(
     Entry(setting, row, draw, SEEDS[0], GRID_LONGER)
@@ -153,12 +153,12 @@ Records = Mapping[Path, Mapping[str, Any]]  # by the path of their entry
 
 
 def draws(setting: str) -> list[Entry]:
-    """Return the runs that decide which draw of a setting is taken."""
+    """Return the runs that decide which draw of a setting is chosen."""
     return [Entry(setting, "fedavg", draw, 0, DRAW_ROUNDS) for draw in DRAWS]
 
 
 def gap(record: Mapping[str, Any]) -> float:
-    """Return how far a run's test metrics are from the published ones of its method: the mean difference in points."""
+    """Return the mean absolute difference in points between a run's test metrics and its method's published ones."""
     config, method = record["config"], record["row"].partition(":")[0]
     test: dict[str, float] = record["results"]["val"]["test"]
     metrics = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
@@ -167,7 +167,7 @@ def gap(record: Mapping[str, Any]) -> float:
 
 
 def chosen_draw(setting: str, records: Records) -> int | None:
-    """Return the draw whose FedAvg is nearest to the published one; None as long as some have not been tried.
+    """Return the draw whose FedAvg is nearest to the published one; None until all draws have been tried.
 
     Of a sample, which nothing published can be held against, it is the first, and so it is of VOC, whose draws were not
     tried.
@@ -180,7 +180,7 @@ def chosen_draw(setting: str, records: Records) -> int | None:
 
 
 def trained_in(setting: str, row: str) -> str:
-    """Return the setting whose runs a row shows: without a federation, all settings of a dataset are the same.
+    """Return the setting whose runs a row shows: `centralized` is the same in all settings of a dataset.
 
     >>> trained_in("cifar10-0.1", "fedavg"), trained_in("cifar10-0.1", "centralized")
     ('cifar10-0.1', 'cifar10-0.5')
@@ -191,7 +191,7 @@ def trained_in(setting: str, row: str) -> str:
 
 
 def rounds_of(setting: str) -> int:
-    """Return how many rounds a setting's runs have."""
+    """Return the number of rounds of a setting's runs."""
     return GRID_ROUNDS if setting in GRID else ROUNDS
 
 
@@ -203,7 +203,7 @@ def grid() -> list[Entry]:
 
 
 def tables(settings: Iterable[str], rows: Iterable[str], records: Records) -> list[Entry]:
-    """Return the runs of tables on the chosen draws, seed by seed, as far as draws are chosen."""
+    """Return the runs of tables on the draws chosen so far, seed by seed."""
     places = [(trained_in(setting, row), row) for setting in settings for row in rows]
     chosen = {setting: chosen_draw(setting, records) for setting, _ in places}
     found = [(setting, row, chosen[setting]) for setting, row in places]
@@ -222,7 +222,7 @@ def spread(setting: str, records: Records, most: int = len(DRAWS)) -> list[Entry
 
 
 def strongest_other(setting: str, draw: int, records: Records) -> str | None:
-    """Return the federated method beside FedAvg and FedNCA-ML with the best mean macro-F1 on validation images."""
+    """Return the method other than FedAvg and FedNCA-ML with the best mean macro-F1 on validation images."""
     means = {}
     for row in OTHERS:
         found = [records.get(Entry(setting, row, draw, seed).path) for seed in SEEDS]
@@ -233,7 +233,7 @@ def strongest_other(setting: str, draw: int, records: Records) -> str | None:
 
 
 def plan(records: Records) -> list[Entry]:
-    """Return all runs that can be planned by now, the most important first, each once."""
+    """Return all runs that can be planned so far, the most important first, each once."""
     found: list[Entry] = []
     for settings, before in ((DERMAMNIST, ()), (CIFAR10, CALIBRATION)):
         found += before
@@ -256,7 +256,7 @@ def voc(records: Records) -> list[Entry]:
 
 
 def eventual_runs() -> int:
-    """Count the runs of the plan once all draws are taken and all strongest other methods known."""
+    """Count the runs of the final plan, when all draws are chosen and all strongest other methods are known."""
     asked = [(SETTINGS, TABLE), (ABLATED, COMPONENTS.values()), (ABLATED, QUERIES.values())]
     asked += [(DERMAMNIST, CANDIDATES), (tuple(SAMPLES), TABLE)]
     asked += [((setting,), rows) for setting, rows in EXTRAS_OF.items()]

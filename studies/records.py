@@ -1,4 +1,4 @@
-"""A run's record: all that docs/results.md tells of it, small enough to keep in the repository."""
+"""The record of a run: all that docs/results.md needs of it, small enough to keep in the repository."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from fednca.runs.folder import read_json
 RECORDS = Path(__file__).parent / "records"
 DIGITS = 5
 BATCH = 256
-AGAIN = "to be run again"  # in the note of a record that stands until there is a better one
+AGAIN = "to be run again"  # in the note of a record that is to be replaced
 
 
 def read_records(folder: Path = RECORDS) -> dict[Path, dict[str, Any]]:
@@ -32,7 +32,7 @@ def read_records(folder: Path = RECORDS) -> dict[Path, dict[str, Any]]:
 
 
 def write_record(entry: Entry, run: Run, commit: str, folder: Path = RECORDS) -> None:
-    """Write what a finished run showed; the map of its features, which is large, on the draw taken alone."""
+    """Write the record of a finished run; the map of its features, which is large, only on the chosen draw."""
     path = folder / entry.path
     with explain_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def write_record(entry: Entry, run: Run, commit: str, folder: Path = RECORDS) ->
 
 
 def make_record(entry: Entry, run: Run, commit: str, *, mapped: bool = True) -> dict[str, Any]:
-    """Collect what a finished run showed, and by what it can be repeated."""
+    """Collect the results of a finished run and what is needed to repeat it."""
     history, environment = run.history, run.environment
     judged = [record for record in history if "test" in record]
     curves = {
@@ -71,7 +71,7 @@ def make_record(entry: Entry, run: Run, commit: str, *, mapped: bool = True) -> 
 
 
 def rounded(value: Any) -> Any:  # noqa: ANN401 (whatever JSON may hold)
-    """Round every number below a value to a few digits."""
+    """Round every number inside a value to a few digits."""
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -80,7 +80,7 @@ def rounded(value: Any) -> Any:  # noqa: ANN401 (whatever JSON may hold)
 
 
 def describe_partition(run: Run) -> dict[str, Any]:
-    """Return the sizes of the clients and how unlike they are."""
+    """Return the sizes of the clients and how different they are."""
     share = run.federation.train
     counts = summary(share.partition, share.split.labels[share.rows])
     labels = [share.client(k)[1] for k in range(len(counts))]
@@ -95,7 +95,7 @@ def describe_partition(run: Run) -> dict[str, Any]:
 
 
 def describe_features(run: Run, *, mapped: bool) -> dict[str, Any]:
-    """Return how well classes and label counts part the final model's test features, class means, and a map if wanted.
+    """Return silhouettes and class means of the final model's test features, and with `mapped` a t-SNE map.
 
     An image counts once for each of its labels, as in `fednca.measures.collapse`; silhouettes are those of cosine distances
     between the features themselves: of all, of those of images with one label, and of as many features for classes that
@@ -131,7 +131,7 @@ def describe_features(run: Run, *, mapped: bool) -> dict[str, Any]:
 def map_of(
     features: NDArray[np.float32], classes: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> dict[str, list[Any]]:
-    """Return where t-SNE puts features, with what colours them."""
+    """Return the t-SNE map of features, with their classes and label counts as colours."""
     from sklearn.manifold import TSNE
 
     places = TSNE(metric="cosine", init="random", random_state=0).fit_transform(features)
@@ -143,7 +143,7 @@ def map_of(
 
 
 def absent_labels(labels: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Mark, for each image, as many classes that it does not show as it shows, at random.
+    """Mark at random, for each image, as many absent classes as it has labels.
 
     >>> absent_labels(np.array([[1, 0], [0, 1]], np.int8)).tolist()
     [[0, 1], [1, 0]]
@@ -156,7 +156,7 @@ def absent_labels(labels: NDArray[np.int8]) -> NDArray[np.int8]:
 
 
 def silhouette(features: NDArray[np.float64], groups: NDArray[np.integer]) -> float:
-    """Return how well groups are parted, from -1 to 1."""
+    """Return how well groups are separated, from -1 to 1."""
     from sklearn.metrics import silhouette_score
 
     return round(float(silhouette_score(features, groups, metric="cosine")), DIGITS)

@@ -1,4 +1,4 @@
-"""Can L_Neg be met? What it and BCE come to together, beside the least that any features could reach."""
+"""The section on whether L_Neg can be met: its sum with BCE, beside the least that any features could reach."""
 
 from collections.abc import Collection
 from statistics import fmean
@@ -10,18 +10,18 @@ from seed_tables import NOT_RUN, markdown, notes_below, number
 from study import Record, Study
 
 ROWS = (COMPONENTS["all"], COMPONENTS["LADM + ETF + L_Neg"])
-MOST_LABELS = 2  # of an image of these data
+MOST_LABELS = 2  # of an image in these datasets
 
 
 class Least(NamedTuple):
-    """The smallest sum of BCE and λ1·L_Neg on absent classes, and the probability that these have there."""
+    """The smallest sum of BCE and λ1·L_Neg on absent classes, and the probability of these classes at it."""
 
     value: float
     probability: float
 
 
 def can_it_be_met(study: Study) -> str:
-    """Show what the two losses came to."""
+    """Show the two losses in the last round, beside their least sum."""
     text = f"""\
 ### Can L_Neg be met?
 
@@ -44,7 +44,7 @@ an absent class has there."""
 
 
 def line(place: str, row: str, records: Collection[Record]) -> list[list[str]]:
-    """Return a line of the table, or none where nothing was run."""
+    """Return a line of the table, or none if nothing was run."""
     if not records:
         return []
     found, *_ = records
@@ -58,8 +58,8 @@ def line(place: str, row: str, records: Collection[Record]) -> list[list[str]]:
 def least(classes: int, weight: float, tau: float) -> Least:
     """Return the least of BCE (a mean over classes) and weight·L_Neg, over all features of absent classes.
 
-    Of a feature's products with the other classes, k count, being above the cut. Softplus is convex, so that these are
-    best all the same, and the others best at the cut, where they take as much of the sum as they can for nothing.
+    Of a feature's products with the other classes, suppose that k lie above the cut and count. Softplus is convex, so
+    these are best all equal; the others are best at the cut, where they take the largest part of the sum at no cost.
     """
     others, cut = classes - 1, np.log(tau / (1 - tau))
     own = np.linspace(-20, 20, 40001)[:, None]

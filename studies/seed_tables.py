@@ -1,4 +1,4 @@
-"""Markdown tables of rows over seeds, beside what the paper reports."""
+"""Markdown tables of rows over seeds, beside the paper's numbers."""
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,27 +18,27 @@ from fednca.report.tables import mean_and_std
 ABLATIONS = Path(__file__).parent / "published_ablations.csv"
 NOT_RUN = "not run"
 NOTHING = "–"
-Known = Callable[[str], Mapping[str, float]]  # what the paper reports of a row, by column
+Known = Callable[[str], Mapping[str, float]]  # the paper's values for a row, by column
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Write a Markdown table whose columns after the first few are numbers."""
+    """Write a Markdown table; all columns after the first `texts` are numbers."""
     aligned = ["---"] * texts + ["---:"] * (len(header) - texts)
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, aligned, *rows])
 
 
 def folded(summary: str, content: str) -> str:
-    """Write content that opens on a click."""
+    """Write content that a click on the summary opens."""
     return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Write a number, or a dash where there is none."""
+    """Write a number, and None as a dash."""
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
 def of_seeds(count: int) -> str:
-    """Say after a text how many seeds it rests on; nothing where none is missing.
+    """Write how many seeds a text rests on; empty if none is missing.
 
     >>> of_seeds(2), of_seeds(3)
     (' (2 of 3 seeds)', '')
@@ -49,7 +49,7 @@ def of_seeds(count: int) -> str:
 def rows_over_seeds(
     study: Study, setting: str, rows: Mapping[str, str], columns: Iterable[str], measure: Measure, known: Known
 ) -> list[Line]:
-    """Average rows over their seeds on the chosen draw; rows: how they are shown, and what they are."""
+    """Average rows over their seeds on the chosen draw; rows: shown name → row."""
     lines = []
     for name, row in rows.items():
         runs, reported = study.over_seeds(setting, row), known(name)
@@ -63,9 +63,9 @@ def rows_over_seeds(
 
 
 def lines_table(lines: Sequence[Line], columns: Mapping[str, str], first: str = "method") -> str:
-    """Write rows over seeds, in each column the best complete one bold and the second underlined.
+    """Write rows over seeds; in each column the best complete row is bold and the second underlined.
 
-    Where none of them has been run, that is all there is to say.
+    If none of the rows has been run, write only that.
     """
     if not any(line.seeds for line in lines):
         return NOT_RUN
@@ -85,14 +85,14 @@ def lines_table(lines: Sequence[Line], columns: Mapping[str, str], first: str = 
 def metrics_table(
     study: Study, setting: str, rows: Mapping[str, str], known: Known, select: str = "val", first: str = "method"
 ) -> str:
-    """Write the metrics of rows over seeds, as far as there are any, with notes where a row needs one."""
+    """Write the known metrics of rows over seeds, with the notes of the rows."""
     lines = rows_over_seeds(study, setting, rows, METRICS, partial(metric_of, select=select), known)
     columns = {metric: name for metric, name in METRICS.items() if any(line.entries[metric] for line in lines)}
     return lines_table(lines, columns, first) + notes_below(study, [setting], rows.values())
 
 
 def notes_below(study: Study, settings: Iterable[str], rows: Iterable[str]) -> str:
-    """Write what must be said of the rows above."""
+    """Write the notes of the rows above."""
     return "".join(f"\n\n{note}" for note in study.notes(settings, rows))
 
 
@@ -104,7 +104,7 @@ def paired_rows(
     metrics: Sequence[str] = COMPARED,
     measure: Measure = metric_of,
 ) -> str:
-    """Show paired differences of rows over seeds, called as their table calls them; nothing where none was run."""
+    """Show paired differences of rows over seeds, named as in their table; empty if none was run."""
     rows = []
     for row, base in pairs:
         cells = [seeds_verdict(study, setting, row, base, metric, measure) for metric in metrics]
@@ -115,13 +115,13 @@ def paired_rows(
 
 
 def seeds_verdict(study: Study, setting: str, row: str, base: str, metric: str, measure: Measure) -> str:
-    """Write the difference of two rows on the draw taken, and over how many seeds where some are missing."""
+    """Write the difference of two rows on the chosen draw, with the number of seeds if some are missing."""
     found = over_seeds(differences(study, setting, row, base, metric, measure), study.chosen[setting])
     return NOT_RUN if found is None else f"{found.text()} {found.verdict}{of_seeds(found.count)}"
 
 
 def known_methods(setting: str, rows: Mapping[str, str]) -> Known:
-    """Return what the paper's main tables report; its variants are held against the one number there is."""
+    """Return the values of the paper's main tables; both variants of FedNCA-ML get the same number."""
 
     def known(name: str) -> dict[str, float]:
         method, _, options = rows[name].partition(":")
@@ -133,13 +133,13 @@ def known_methods(setting: str, rows: Mapping[str, str]) -> Known:
 
 
 def known_ablation(ablation: str, setting: str) -> Known:
-    """Return what the paper's ablations report."""
+    """Return the values of the paper's ablations."""
     return lambda name: published_ablations().get((ablation, *dataset_and_beta(setting), name), {})
 
 
 @cache
 def published_ablations() -> dict[tuple[str, str, float, str], dict[str, float]]:
-    """Read the ablations that the paper prints: metrics by their name, F1 of the classes by their number."""
+    """Read the paper's ablations: metrics by name, F1 of the classes by number."""
     table = {}
     with ABLATIONS.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""The records as the page asks for them: by setting, row, partition draw and training seed."""
+"""Access to the records by setting, row, partition draw and training seed."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,22 +9,22 @@ from plan import DRAW_ROUNDS, DRAWS, GRID, SAMPLES, SEEDS, SETTINGS, Entry, Reco
 from fednca.report.comparison import COLUMNS, value_of
 
 METRICS = COLUMNS
-COMPARED = ("macro_f1", "macro_f1_calibrated", "macro_auc")  # what orderings rest on
+COMPARED = ("macro_f1", "macro_f1_calibrated", "macro_auc")  # the metrics that order methods
 
 Record = Mapping[str, Any]
 Measure = Callable[[Record, str], float | None]  # a metric of a run, in percent
 
 
 class Study:
-    """All records, and the draw that each setting's tables stand on."""
+    """All records, and the chosen draw of each setting."""
 
     def __init__(self, records: Records) -> None:
-        """Take records by the path of their entry."""
+        """Take records, given by the path of their entry."""
         self.records = records
         self.chosen = {setting: chosen_draw(setting, records) for setting in (*SETTINGS, *SAMPLES)}
 
     def find(self, setting: str, row: str, draw: int, seed: int, rounds: int | None = None) -> Record | None:
-        """Return the record of a run with so many rounds, or with the setting's, as far as there is one."""
+        """Return the record of a run, or None; rounds: the setting's by default."""
         return self.records.get(Entry(setting, row, draw, seed, rounds or rounds_of(setting)).path)
 
     def over_seeds(self, setting: str, row: str) -> dict[int, Record]:
@@ -40,14 +40,14 @@ class Study:
         return {place: record for place, record in found.items() if record is not None}
 
     def trials(self) -> dict[Path, Record]:
-        """Return the records of what was tried out for the paper's settings: those of no setting as it is."""
+        """Return the records of runs that tried out changes to one of the paper's settings."""
         own = {path: record for path, record in sorted(self.records.items()) if record["setting"] not in GRID}
         return {path: record for path, record in own.items() if tried(path, record)}
 
     def notes(self, settings: Iterable[str], rows: Iterable[str]) -> list[str]:
-        """Return what must be said of rows wherever they are shown, and of which settings where not of all."""
+        """Return the notes of rows, each naming its settings if the row has different notes in others."""
         shown = {(setting, row) for setting in settings for row in rows}
-        said: dict[tuple[str, str], set[str]] = {}  # settings by row and note; an empty note says nothing
+        said: dict[tuple[str, str], set[str]] = {}  # settings by row and note; the note may be empty
         for record in self.records.values():
             if (record["setting"], record["row"]) in shown:
                 said.setdefault((record["row"], record["note"]), set()).add(record["setting"])
@@ -60,14 +60,14 @@ class Study:
 
 
 def tried(path: Path, record: Record) -> str:
-    """Return what a record's name tells of beside draw and seed; empty for a run that the plan may ask for."""
+    """Return the changes in a record's name, besides draw and seed; empty for a planned run."""
     setting = record["setting"]
     planned = Entry(setting, record["row"], record["draw"], record["seed"], rounds_of(setting)).path.stem
     return path.stem.removeprefix(planned).removeprefix(f"-rounds-{DRAW_ROUNDS}").removeprefix("-")
 
 
 def dataset_and_beta(setting: str) -> tuple[str, float]:
-    """Split a setting's name.
+    """Split a setting's name into dataset and beta.
 
     >>> dataset_and_beta("cifar10-0.5")
     ('cifar10', 0.5)
@@ -77,7 +77,7 @@ def dataset_and_beta(setting: str) -> tuple[str, float]:
 
 
 def gamma_and_beta(setting: str) -> list[str]:
-    """Return how the images of a setting of the grid are dealt.
+    """Return gamma and beta of a setting of the grid, as texts.
 
     >>> gamma_and_beta("digits-0.1-0.5")
     ['0.5', '0.1']
@@ -86,12 +86,12 @@ def gamma_and_beta(setting: str) -> list[str]:
 
 
 def validation_of(record: Record, metric: str) -> float | None:
-    """Return a validation metric in percent, at 0.5, of the round that did best there."""
+    """Return a validation metric in percent, at threshold 0.5, of the best round by validation."""
     value = record["results"]["val"]["val"][metric]
     return None if value is None else 100 * value
 
 
 def metric_of(record: Record, metric: str, select: str = "val") -> float | None:
-    """Return a test metric in percent; a round chosen as the paper's code does has no calibrated one."""
+    """Return a test metric in percent; None for a calibrated one at the round that the paper's code would choose."""
     value = value_of(record["results"][select], metric)
     return None if value is None else 100 * value

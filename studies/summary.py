@@ -1,4 +1,4 @@
-"""The top of the page: what it is about, and FedNCA-ML against FedAvg at a glance."""
+"""The top of the page: its subject, and FedNCA-ML against FedAvg at a glance."""
 
 from comparisons import BASE, interval, judged
 from facts import of_tables
@@ -44,13 +44,13 @@ beside them. More [below](#fednca-ml-against-fedavg)."""
 
 
 def of_main_table(study: Study, setting: str) -> str:
-    """Say how many runs of a setting's main table are done."""
+    """Write how many runs of a setting's main table are done."""
     entries, total = of_tables(study, [setting], TABLE)
     return f"{sum(entry.path in study.records for entry in entries)} of {total}"
 
 
 def glance(study: Study, setting: str, row: str) -> list[str]:
-    """Write a variant's differences to FedAvg on a setting, beside the published ones, and what they rest on."""
+    """Write a variant's differences from FedAvg on a setting, the published ones, and the number of runs."""
     half, calibrated, auc = (
         differences(study, setting, row, BASE, metric) for metric in ("macro_f1", "macro_f1_calibrated", "macro_auc")
     )
@@ -63,13 +63,13 @@ def glance(study: Study, setting: str, row: str) -> list[str]:
 
 
 def published_gain(setting: str, metric: str) -> str:
-    """Write by how many points the paper's FedNCA-ML is above its FedAvg."""
+    """Write the paper's gain of FedNCA-ML on FedAvg in points."""
     own, base = (published(*dataset_and_beta(setting), method, metric) for method in (FEDNCA[0], BASE))
     return NOTHING if own is None or base is None else signed(own - base)
 
 
 def counted(pairs: Pairs) -> str:
-    """Say how many draws and pairs of runs differences rest on."""
+    """Write how many draws and pairs of runs are behind some differences."""
     if not pairs:
         return NOTHING
     drawn = len(mean_by_draw(pairs))

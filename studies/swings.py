@@ -1,4 +1,4 @@
-"""Do runs settle? How far apart test metrics of neighbouring rounds are, and whether the chosen round stands out."""
+"""The section on whether runs settle: how much metrics move between rounds, and if the chosen one stands out."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +20,7 @@ APART = {1: "next round", 2: "the one after"}
 
 
 def do_runs_settle(study: Study) -> str:
-    """Show how far apart neighbouring rounds are, and every second one, and by how much the chosen round stands out."""
+    """Show how far metrics move in one and in two rounds, and by how much the chosen round stands out."""
     text = """\
 ### Do runs settle?
 
@@ -48,7 +48,7 @@ the mean of the later half of the rounds, which nothing chose, at threshold 0.5 
 
 
 def by_round(study: Study) -> str:
-    """Show how far FedNCA-ML is above FedAvg over draws, by which rounds are compared."""
+    """Show FedNCA-ML's gain on FedAvg over draws, for several choices of round."""
     text = """\
 FedNCA-ML minus FedAvg in macro-F1 over all draws that were run, as [below](#fednca-ml-against-fedavg): in the round
 that validation chose, on average over the later half of the rounds, and in the last round; at threshold 0.5 and, where
@@ -65,13 +65,13 @@ it was kept, calibrated."""
 
 
 def step(record: Record, metric: str, apart: int) -> float:
-    """Return the mean distance in points between rounds so many apart, in the later half of a run."""
+    """Return the mean distance in points between rounds `apart` rounds apart, in the later half of a run."""
     later = later_half(record, metric)
     return float(np.abs(later[apart:] - later[:-apart]).mean())
 
 
 def above_neighbours(record: Record) -> float:
-    """Return how far the chosen round's test macro-F1 is above the mean of the rounds beside it, in points."""
+    """Return by how many points the chosen round's test macro-F1 is above the mean of its two neighbours."""
     values, rounds = curve(record, "macro_f1"), record["curves"]["round"]
     place = rounds.index(record["results"]["val"]["round"])
     beside = [values[each] for each in (place - 1, place + 1) if 0 <= each < len(values)]
@@ -79,14 +79,14 @@ def above_neighbours(record: Record) -> float:
 
 
 def later_mean(records: Sequence[Record], metric: str) -> float | None:
-    """Return the mean test metric of the later half of runs, in percent; None where one did not keep it."""
+    """Return the mean test metric of the later half of runs, in percent; None if a run did not record it."""
     means = [mean_of_later(record, metric) for record in records]
     known = [mean for mean in means if mean is not None]
     return fmean(known) if len(known) == len(means) else None
 
 
 def mean_of_later(record: Record, metric: str) -> float | None:
-    """Return the mean test metric of the later half of a run, in percent; None where it was not kept."""
+    """Return the mean test metric of the later half of a run, in percent; None if it was not recorded."""
     return float(later_half(record, metric).mean()) if metric in record["curves"]["test"] else None
 
 

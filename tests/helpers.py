@@ -4,6 +4,9 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fednca.bench.cells import Bench, plan_bench
 from fednca.config import Config, load_config
 from fednca.methods.contract import Learner
@@ -35,6 +38,14 @@ SHORT = TINY | {"train.rounds": 2}
 def tiny(**changes: object) -> Config:
     """Return the tiny config; `train__rounds=1` sets `train.rounds`."""
     return load_config("demo", TINY | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def composite_counts(class_counts: Sequence[int], singles: int | None, pairs: int) -> tuple[int, NDArray[np.float64]]:
+    """Return how many canvases `compose` should make, and the share of them that should show each class, (C,)."""
+    alone = np.array([count if singles is None else singles for count in class_counts])
+    partners = len(alone) - 1
+    total = int(alone.sum()) + pairs * len(alone) * partners // 2
+    return total, (alone + pairs * partners) / total
 
 
 def plan(folder: Path, *methods: str, seeds: Sequence[int] = (0,), **changes: object) -> Bench:

@@ -208,7 +208,7 @@ def test_a_cell_that_was_killed_while_its_folder_was_made(tmp_path):
 def test_other_settings_than_before_are_refused(tmp_path, changes, methods, sentence):
     train_all(plan(tmp_path, "fedavg"))
     files = sorted(tmp_path.rglob("*"))
-    with pytest.raises(FedncaError, match=f"was begun with {sentence}"):
+    with pytest.raises(FedncaError, match=f"was started with {sentence}"):
         plan(tmp_path, *methods, seeds=[0, 1], **changes)
     assert sorted(tmp_path.rglob("*")) == files
 
@@ -218,7 +218,7 @@ def test_a_cell_of_another_setting_is_refused_by_its_own_config(tmp_path):
     train_all(bench)
     path = bench.cells()[0].folder / "config.toml"
     path.write_text(path.read_text().replace("mu = 0.1", "mu = 0.2"))
-    with pytest.raises(FedncaError, match=r"seed-0' was begun with method.options.mu = 0.2, not 0.1"):
+    with pytest.raises(FedncaError, match=r"seed-0' was started with method.options.mu = 0.2, not 0.1"):
         plan(tmp_path, "fedprox:mu=0.1")
 
 

@@ -9,17 +9,17 @@ def test_bench_trains_fails_and_goes_on(config, capsys, tmp_path):
     words += ["--methods", "fedavg", "fedadam:server_lr=1e38"]
     assert main(words) == 1
     out, err = capsys.readouterr()
-    assert "fedavg, seed 0: begins | 0 of 2 runs done" in out
+    assert "fedavg, seed 0: starts | 0 of 2 runs done" in out
     assert "round 1/2" not in out
     assert "run folders: " in out
     first, second = err.splitlines()
-    assert first == "fednca: 1 of 2 runs failed, and the same command tries again:"
+    assert first == "fednca: 1 of 2 runs failed; repeat the command to try them again:"
     assert second.startswith("  fedadam:server_lr=1e+38, seed 0: round ")
     assert "not finite" in err
     assert Run(tmp_path / "bench/fedavg/seed-0").finished
     assert main([*words[:5], str(tmp_path / "bench"), "--methods", "fedavg"]) == 0
     out = capsys.readouterr().out
-    assert "begins" not in out
+    assert "starts" not in out
     assert [line.split()[0] for line in out.splitlines() if "±" in line][:1] == ["fedavg"]
 
 
@@ -32,6 +32,6 @@ def test_ctrl_c_says_that_the_same_bench_goes_on(config, capsys, tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr("fednca.bench.local.Watch.on_round", interrupt)
         assert main(words) == 130
-    assert capsys.readouterr().err == "fednca: stopped; 0 of 2 runs are done, and the same command goes on\n"
+    assert capsys.readouterr().err == "fednca: stopped; 0 of 2 runs are done; repeat the command to go on\n"
     assert main(words) == 0
     assert Run(tmp_path / "bench/fedavg/seed-1").finished

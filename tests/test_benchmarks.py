@@ -155,7 +155,7 @@ def test_rows_none_of_which_can_be_run_are_one_sentence(bench, monkeypatch):
     rounds, found = bench("rounds"), bench("peers.launch").Measured(left_out="CUDA graphs need a CUDA device")
     monkeypatch.setattr(rounds, "launch", lambda *_, **__: found)
     for brief in (True, False):
-        with pytest.raises(FedncaError, match="none of these rows can be run here"):
+        with pytest.raises(FedncaError, match="none of these rows can run here"):
             rounds.compare(tiny(), ["graphs"], 1, Console(), brief=brief)
 
 

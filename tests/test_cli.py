@@ -96,17 +96,20 @@ def told(capsys):
         ("bench demo --methods fedprox:mu=low", "setting 'mu' should be a valid number, not 'low'"),
         ("bench demo --methods fedprox:mu=-1", "'method.options.mu' should be greater than or equal to 0"),
         ("bench demo --methods fedprox:mu=1,fedavg", "'fedavg' in 'fedprox:mu=1,fedavg' is not option=value"),
-        ("bench demo --methods fedavg:learner.tau=1", "is a learner's option, and no fedavg@LEARNER is given"),
+        (
+            "bench demo --methods fedavg:learner.tau=1",
+            "is an option of a learner, but the row has none; write fedavg@LEARNER",
+        ),
         ("bench demo --methods fedavg-asl@fednca-ml", "differs from fedavg only in what a client learns"),
         ("bench demo --methods fedavg fednca-ml:heads=3", "fednca-ml:heads=3: 3 attention heads do not divide 64"),
-        ("bench demo --seeds 0", "--seeds should be how many, as in 3, or which ones"),
-        ("bench demo --seeds 20260101", "if it is the seed itself, write --seeds 20260101,"),
-        ("bench demo --methods fedavg,fedprox:mu=1", "put spaces between methods that have options"),
-        ("bench demo --seed 1", "setting 'seed' is not the same for all runs of a bench; use --seeds"),
-        ("bench demo --method fedavg", "'method.name' is not the same for all runs of a bench; use --methods"),
+        ("bench demo --seeds 0", "--seeds '0' is neither a number of seeds, as in '3', nor a list"),
+        ("bench demo --seeds 20260101", "for seed 20260101 alone write '--seeds 20260101,'"),
+        ("bench demo --methods fedavg,fedprox:mu=1", "separate methods with options by spaces"),
+        ("bench demo --seed 1", "setting 'seed' is chosen for each run of a bench; use --seeds"),
+        ("bench demo --method fedavg", "'method.name' is chosen for each run of a bench; use --methods"),
         (
             "bench demo --method.tau 0.5",
-            "'method.tau' is not the same for all runs of a bench; use --methods NAME:tau=0.5",
+            "'method.tau' is chosen for each run of a bench; use --methods NAME:tau=0.5",
         ),
         ("bench demo --learner fedavg --learner.head mlp", "'method.learner' is not the same for all runs of a bench"),
         ("bench demo --at-once 0", "argument --at-once: give a whole number (1 or more), not '0'"),
@@ -150,7 +153,7 @@ def test_a_bad_config_file_is_one_sentence(told, tmp_path, text, sentence):
 def test_a_bench_refuses_options_in_its_file_but_takes_a_runs_own_config(told, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(tiny(method__options={"tau": 0.6}, train__rounds=1).to_toml())
-    sentence = "sets method.options.tau = 0.6, which is not the same for all runs of a bench; take it out and use"
+    sentence = "sets method.options.tau = 0.6, which is chosen for each run of a bench; take it out and use"
     assert sentence in told("bench", path, "--methods", "fednca-ml", "--out", tmp_path / "bench")
     run = train(tiny(train__rounds=1), tmp_path / "run")  # its config has all options written out
     assert run.config.method.options["tau"] == 0.3

@@ -40,7 +40,7 @@ def test_an_output_that_takes_nothing_more_is_told_and_how_to_go_on(config, tmp_
     methods = ["--methods", "fedavg", "--seeds", "2"]
     assert (
         told("bench", config, *methods, "--rounds", "20", "--out", bench)
-        == f"fednca: {sentence}; the same command goes on\n"
+        == f"fednca: {sentence}; repeat the command to go on\n"
     )
 
 

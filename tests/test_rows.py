@@ -73,7 +73,7 @@ def test_all_is_every_method_and_the_released_variant():
 
 @pytest.mark.parametrize("text", ["", "0", "00", "-1", "1.5", "three", "1,,2", ",1", "1 2"])
 def test_seeds_that_are_none(text):
-    with pytest.raises(FedncaError, match="--seeds should be how many"):
+    with pytest.raises(FedncaError, match="is neither a number of seeds"):
         parse_seeds(text)
 
 

@@ -1,7 +1,7 @@
-"""Flower's simulation: ClientApp, ServerApp and FedAvg on Ray, one core for each client, as many at a time as cores.
+"""Flower's simulation: ClientApp, ServerApp and FedAvg on Ray, with one core per client and as many clients as cores.
 
-`run_simulation` is the older way in; `flwr run` starts the same simulation behind two more processes and takes longer.
-A worker loads a client's images and builds the model once, and keeps both.
+It is started by the older `run_simulation`: `flwr run` starts the same simulation behind two more processes and takes
+longer. A worker loads a client's images and builds the model once, and keeps both.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one client from the weights of the message."""
+    """Train one client from the weights in the message."""
     settings, client = message.content["config"], int(context.node_config["partition-id"])
     config, method, model, _ = parcel.load_parts(settings["folder"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())

@@ -1,4 +1,4 @@
-"""Each measurement in a process of its own, so that no row inherits another's threads, memory or settings."""
+"""Run each measurement in its own process, so that no row inherits another's threads, memory or settings."""
 
 import json
 import os
@@ -17,24 +17,24 @@ from fednca.methods.contract import Tensors
 
 BENCHMARKS = Path(__file__).parents[1]
 SAMPLE_SECONDS = 0.1
-LOG_LINES = 15  # of a failed row
+LOG_LINES = 15  # shown when a row fails
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a row's process told: why it was left out, or what it took."""
+    """The answer of a row's process: its numbers, or why it was left out."""
 
     left_out: str = ""
     seconds: float = 0.0
     steps: int = 0  # of all clients in all rounds
     images: int = 0  # trained on
-    load_before: float = 0.0  # the machine's, just before the clock started
-    memory: int = 0  # bytes at the peak: reserved on a CUDA device, else held by all of the row's processes
+    load_before: float = 0.0  # the machine's load just before the clock started
+    memory: int = 0  # peak in bytes: reserved on a CUDA device, else held by all processes of the row
     weights: Tensors | None = None
 
 
 def launch(row: str, config: Config, threads: int, *, synthetic: bool = False, watch: bool = False) -> Measured:
-    """Run a row; watching its memory costs time, so do it where the clock does not matter."""
+    """Run a row; watch its memory only where its time does not matter, since watching costs time."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.toml").write_text(config.to_toml())
@@ -54,7 +54,7 @@ def launch(row: str, config: Config, threads: int, *, synthetic: bool = False, w
                 child.kill()
         if child.returncode or not (folder / "outcome.json").exists():
             last = (folder / "log.txt").read_text().splitlines()[-LOG_LINES:]
-            raise RunFailedError(f"the row '{row}' failed:\n" + "\n".join(last))
+            raise RunFailedError(f"the row '{row}' failed; the end of its log:\n" + "\n".join(last))
         answer = json.loads((folder / "outcome.json").read_text())
         weights = folder / "weights.safetensors"
         answer["weights"] = load_file(weights) if weights.exists() else None
@@ -62,7 +62,7 @@ def launch(row: str, config: Config, threads: int, *, synthetic: bool = False, w
 
 
 def watch_memory(child: "subprocess.Popen[bytes]") -> int:
-    """Return the largest sum of a process's and its descendants' memory until it ends, shared pages counted once."""
+    """Return the peak memory of a process and its descendants until it ends, counting shared pages once."""
     largest = 0
     while child.poll() is None:
         largest = max(largest, sum(map(proportional_set, descendants(child.pid))))
@@ -71,7 +71,7 @@ def watch_memory(child: "subprocess.Popen[bytes]") -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return a process and all that come from it."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -86,7 +86,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def proportional_set(pid: int) -> int:
-    """Return a process's memory in bytes, where a page that n processes share counts 1/n."""
+    """Return a process's memory in bytes; a page shared by n processes counts 1/n."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:  # it has ended, or this is not Linux

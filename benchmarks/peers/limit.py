@@ -1,4 +1,4 @@
-"""What the device could do at best: as many images in batches of all clients together, one model, one CUDA graph."""
+"""The best the device could do: as many images, in batches of all clients together, by one model in one CUDA graph."""
 
 import math
 import time
@@ -8,13 +8,13 @@ import torch
 from fednca.base.errors import FedncaError
 from peers.work import Outcome, Work, loss_of
 
-WARM_UP = 3  # steps before the capture, as PyTorch's documentation wants
+WARM_UP = 3  # steps before the capture, as PyTorch's documentation asks
 
 
 def run(work: Work) -> Outcome:
-    """Replay one captured training step in bf16 until as many images are seen as all clients see."""
+    """Replay one captured training step in bf16 until it has seen as many images as all clients see."""
     if work.device.type != "cuda":
-        raise FedncaError("the limit is that of a CUDA device")
+        raise FedncaError("the limit is measured on a CUDA device only")
     config = work.config.replace({"train.precision": "bf16"})
     model, train = work.model, config.train
     model.load_state_dict(work.initial)
@@ -47,7 +47,7 @@ def run(work: Work) -> Outcome:
 
 
 def one_batch(work: Work, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first images of each client in turn, repeated up to a size."""
+    """Return a batch of this size: the first images of each client, repeated as needed."""
     parts = [next(shard.batches(work.config.train.batch_size)) for shard in work.shards[:size]]
     images, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     rows = torch.arange(size, device=images.device) % len(images)

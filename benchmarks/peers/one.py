@@ -1,6 +1,6 @@
-"""Run one row in a process of its own: `python -m peers.one ROW CONFIG THREADS FOLDER [--synthetic]`.
+"""Run one row in its own process: `python -m peers.one ROW CONFIG THREADS FOLDER [--synthetic]`.
 
-The folder gets `outcome.json` and, where the row has any, the final `weights.safetensors`.
+It writes `outcome.json` to the folder and, if the row has any, the final `weights.safetensors`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Our engines, driven by the same rounds as a run, without its evaluation and its files."""
+"""Our engines, driven by the rounds of a run without its evaluation and files."""
 
 import time
 
@@ -12,7 +12,7 @@ from peers.work import Outcome, Work
 
 
 def run(work: Work, engine: str) -> Outcome:
-    """Build an engine by name and let it train."""
+    """Build the named engine and train with it."""
     config, method = work.config.replace({"engine": engine}), work.method
     trainable = {name: work.initial[name] for name, p in work.model.named_parameters() if p.requires_grad}
     server, clients = Server(work.initial, method.start_server(trainable)), {}

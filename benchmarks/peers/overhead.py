@@ -1,9 +1,9 @@
-"""Rounds on Flower's simulation that train next to nothing: Flower's least app, and ours.
+"""Rounds on Flower's simulation that train almost nothing: a minimal app of Flower's, and ours.
 
-Flower's clients give back what they got at once, and its FedAvg averages them. Ours are the real app on a few tiny
-images. All clocks of a machine's processes are one, so marks of several processes are compared with each other.
+The minimal app's clients return what they got at once, and Flower's FedAvg averages it. Ours is the real app on a few
+tiny images. All processes of a machine share one clock, so their marks can be compared.
 
-`python -m peers.overhead APP FOLDER` runs an app as FOLDER/config.toml says and leaves its marks there.
+`python -m peers.overhead APP FOLDER` runs an app with FOLDER/config.toml and writes its marks to FOLDER.
 """
 
 import json
@@ -29,7 +29,7 @@ from fednca.flower import client, server
 from fednca.flower.config import ServerConfig
 from fednca.methods import create_method
 
-MARKS = "FEDNCA_BENCH_MARKS"  # folder for one file of marks from each process
+MARKS = "FEDNCA_BENCH_MARKS"  # folder that gets one file of marks per process
 
 noop = ClientApp()
 ours = ClientApp()
@@ -37,14 +37,14 @@ ours = ClientApp()
 
 @noop.train()
 def give_back(message: Message, context: Context) -> Message:
-    """Answer with the arrays that came."""
+    """Return the arrays that were sent."""
     content = RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})})
     return Message(content, reply_to=message)
 
 
 @noop.evaluate()
 def say_nothing(message: Message, context: Context) -> Message:
-    """Answer with a number that means nothing."""
+    """Return a number that means nothing."""
     return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "loss": 0.0})}), reply_to=message)
 
 
@@ -56,20 +56,20 @@ def announce(message: Message, context: Context) -> Message:
 
 @ours.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer as our app does, and note how long it trains."""
+    """Answer as our app does, and mark how long it trains."""
     clock("update")
     return client.train(message, context)
 
 
 @ours.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Answer as our app does, and note how long it predicts."""
+    """Answer as our app does, and mark how long it predicts."""
     clock("predict")
     return client.evaluate(message, context)
 
 
 def clock(name: str) -> None:
-    """Let the engine of this process note when each call of a function begins and ends, from now on."""
+    """From now on, mark the start and end of each call to this function of this process's engine."""
     function = getattr(EagerEngine, name)
     if hasattr(function, "clocked"):
         return
@@ -85,13 +85,13 @@ def clock(name: str) -> None:
 
 
 def mark(what: str, *times: float) -> None:
-    """Append a line to this process's marks."""
+    """Append a line to this process's file of marks."""
     with (Path(os.environ[MARKS]) / f"{what}-{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(times) + "\n")
 
 
 class Marked(FedAvg):
-    """Flower's FedAvg; it notes when rounds begin, and lets clients judge every second one."""
+    """Flower's FedAvg that marks the start of rounds, and evaluates every second one."""
 
     def configure_train(self, server_round: int, *others: Any) -> Any:
         mark("round", time.perf_counter())
@@ -102,14 +102,14 @@ class Marked(FedAvg):
 
 
 def serve_noop(grid: Grid, config: Config, model: nn.Module, folder: Path) -> None:
-    """Play rounds with a model of the same size as ours."""
+    """Run rounds with a model of the same size as ours."""
     clients = config.partition.clients
     strategy = Marked(min_train_nodes=clients, min_evaluate_nodes=clients, min_available_nodes=clients)
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=config.train.rounds)
 
 
 def serve_ours(grid: Grid, config: Config, model: nn.Module, folder: Path) -> None:
-    """Play rounds of a run as every user would."""
+    """Run the rounds of an ordinary run of ours."""
     play_round = server.play_round
 
     def marked(*arguments: Any) -> Any:
@@ -121,10 +121,10 @@ def serve_ours(grid: Grid, config: Config, model: nn.Module, folder: Path) -> No
 
 
 def main(name: str, folder: Path) -> None:
-    """Run one app on the simulation, a core for each of its workers."""
+    """Run one app on the simulation, with one core per worker."""
     config = load_config(folder / "config.toml")
     classes = tuple(get_source(config.data.name).CLASSES)
-    # Built before Ray starts: its processes are forked, and hang where another thread imports at that moment.
+    # Build before Ray starts: it forks its processes, and they hang if another thread is importing at that moment.
     model = build_model(config, create_method(config), classes, pretrained="none")
     os.environ[MARKS] = str(folder)
     serve, clients = {"flower": (serve_noop, noop), "fednca": (serve_ours, ours)}[name]
@@ -135,6 +135,6 @@ def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from peers import overhead  # what Ray sends to its workers must not belong to `__main__`
+    from peers import overhead  # objects that Ray sends to its workers must not belong to `__main__`
 
     overhead.main(sys.argv[1], Path(sys.argv[2]))

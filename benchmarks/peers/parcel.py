@@ -1,4 +1,4 @@
-"""Work as files, for workers that start as new processes: they load what they need once, and keep it."""
+"""Work as files, for workers in new processes, which load what they need once and keep it."""
 
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ def save(work: Work, folder: Path) -> None:
 
 @cache
 def load_parts(folder: str) -> tuple[Config, Method, nn.Module, tuple[str, ...]]:
-    """Build what stays the same over the rounds: config, method, model and class names."""
+    """Build what all rounds share: config, method, model and class names."""
     config = load_config(Path(folder) / "work.toml")
     method = create_method(config)
     classes = tuple((Path(folder) / "classes.txt").read_text().splitlines())
@@ -42,7 +42,7 @@ def load_client(folder: str, client: int) -> Shard:
 
 
 def load(folder: str) -> Work:
-    """Load all of it."""
+    """Load the whole work."""
     config, method, model, classes = load_parts(folder)
     initial = load_file(Path(folder) / "initial.safetensors")
     shards = [load_client(folder, client) for client in range(len(list(Path(folder).glob("*.pt"))))]

@@ -1,7 +1,7 @@
 """pfl-research's simulation: its FederatedAveraging, SimulatedBackend and PyTorchModel, in one process or several.
 
-Two things are not as pfl has them: buffers are averaged as weights are (it leaves BatchNorm's statistics as the last
-client left them), and it does not evaluate every client in the first round, since nobody else does.
+Two things differ from pfl as it comes. Buffers are averaged like weights, while pfl keeps the BatchNorm statistics of
+the last client. And clients are not evaluated in the first round, since no other row does that.
 """
 
 import time
@@ -36,7 +36,7 @@ class ClientData(Dataset):
 
 
 class CountRounds(TrainingProcessCallback):
-    """Knows the number of the round that is under way."""
+    """Count the rounds, so that clients know the current one."""
 
     number = 1
 
@@ -46,7 +46,7 @@ class CountRounds(TrainingProcessCallback):
 
 
 class ModelWithBuffers(PyTorchModel):
-    """A model whose floating-point buffers travel with its weights."""
+    """A model whose floating-point buffers are sent and averaged with its weights."""
 
     def __init__(self, work: Work, create_optimizer: Callable[..., torch.optim.Optimizer]) -> None:
         buffers = {name: each for name, each in work.model.named_buffers() if each.is_floating_point()}
@@ -61,7 +61,7 @@ class ModelWithBuffers(PyTorchModel):
 
 
 def run(work: Work, began: float | None = None) -> Outcome:
-    """Train with pfl; under its variables of a worker, a share of each round's clients."""
+    """Train with pfl; a worker, by pfl's environment variables, trains its share of each round's clients."""
     config, method, model = work.config, work.method, work.model
     began = began or time.perf_counter()
     model.load_state_dict(work.initial)

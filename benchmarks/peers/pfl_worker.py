@@ -1,4 +1,4 @@
-"""One of pfl's workers, as `torchrun` starts them: `torchrun ... -m peers.pfl_worker FOLDER`, a folder of `parcel`."""
+"""One pfl worker: `torchrun ... -m peers.pfl_worker FOLDER`, with a folder that `parcel` wrote."""
 
 import os
 import sys

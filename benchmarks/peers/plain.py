@@ -1,4 +1,4 @@
-"""The loop that somebody would write without any library of federated learning."""
+"""The loop that one would write without a federated learning library."""
 
 import time
 
@@ -12,7 +12,7 @@ from peers.work import Outcome, Work, copy_of, train_locally
 def run(work: Work) -> Outcome:
     """Train the clients one after another and average them."""
     if work.config.train.weighting != "equal":
-        raise FedncaError("the plain loop averages clients equally")
+        raise FedncaError("the plain loop averages clients equally; use --set train.weighting=equal")
     weights, model = work.initial, work.model
     began = time.perf_counter()
     for number in work.rounds:
@@ -28,7 +28,7 @@ def run(work: Work) -> Outcome:
 
 
 def mean(trained: list[Tensors]) -> Tensors:
-    """Average tensors of the same name in float64; counters stay as the last client left them."""
+    """Average tensors of the same name in float64; counters keep the last client's value."""
     averaged = dict(trained[-1])
     for name, tensor in averaged.items():
         if tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""The rows of the table by name. A row that cannot be run says why as a FedncaError."""
+"""The rows of the table by name. A row that cannot run raises a FedncaError that says why."""
 
 import importlib.util
 import multiprocessing
@@ -23,27 +23,27 @@ from peers.work import Outcome, Work, refuse_what_peers_cannot
 
 @dataclass(frozen=True)
 class Row:
-    """How a row is called, how it trains, and whether it may use several threads in one process."""
+    """A row: its label, how it trains, and whether several threads in one process could help it."""
 
     label: str
     run: Callable[[Work], Outcome]
     threaded: bool = False
 
     def threads(self, device: torch.device) -> list[int]:
-        """Return the numbers of threads to try, of which the better one counts; a GPU's loop needs but one."""
+        """Return the numbers of threads to try, the better of which counts; on a GPU one is enough."""
         return sorted({1, cores()}) if self.threaded and device.type == "cpu" else [1]
 
 
 def need(package: str) -> None:
-    """Refuse a row whose package is not there."""
+    """Refuse a row whose package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise FedncaError(f"{package} is not installed; `pip install -c constraints.txt -e '.[bench]'` adds it")
 
 
 def need_cpu(work: Work, what: str) -> None:
-    """Refuse a row that is set up for a CPU on another device."""
+    """Refuse a row that is set up for a CPU only on another device."""
     if work.device.type != "cpu":
-        raise FedncaError(f"{what} is set up for a CPU here")
+        raise FedncaError(f"{what} is set up for a CPU only; use --set device=cpu")
 
 
 def pfl(work: Work) -> Outcome:
@@ -57,7 +57,7 @@ def pfl(work: Work) -> Outcome:
 
 
 def need_pfl_workers(work: Work) -> None:
-    """Refuse several processes of pfl where they cannot be or would not help."""
+    """Refuse pfl in several processes where that is impossible or of no help."""
     need("pfl")
     need_cpu(work, "pfl in several processes")
     refuse_what_peers_cannot(work.config)
@@ -68,7 +68,7 @@ def need_pfl_workers(work: Work) -> None:
 
 
 def pfl_torchrun(work: Work) -> Outcome:
-    """Train with pfl in a process for each core, started by `torchrun` as its documentation says."""
+    """Train with pfl in one process per core, started by `torchrun` as its documentation says."""
     need_pfl_workers(work)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -76,16 +76,16 @@ def pfl_torchrun(work: Work) -> Outcome:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores()}"]
         began = time.perf_counter()
         subprocess.run([*launcher, "-m", "peers.pfl_worker", name], check=True)
-        ended = float((folder / "ended.txt").read_text())  # the clocks of all processes of a machine are one
+        ended = float((folder / "ended.txt").read_text())  # all processes of a machine share one clock
         return Outcome(ended - began, load_file(folder / "final.safetensors"))
 
 
 def pfl_forked(work: Work) -> Outcome:
-    """Train with pfl in a process for each core, forked from this one: they start at once, as `torchrun`'s do not."""
+    """Train with pfl in one process per core, forked from this one, which start faster than `torchrun`'s."""
     need_pfl_workers(work)
     os.environ["PFL_WORKER_ADDRESSES"] = ",".join(f"localhost:{port}" for port in free_ports(cores()))
     began = time.perf_counter()
-    # pfl looks for other workers only in processes of this name
+    # pfl looks for other workers only in processes with this name
     start = multiprocessing.get_context("fork").Process
     others = [start(target=_pfl_worker, args=(work, rank, began), name="MainProcess") for rank in range(1, cores())]
     for other in others:
@@ -102,16 +102,16 @@ def _pfl_worker(work: Work, rank: int, began: float) -> Outcome:
     os.environ["PFL_WORKER_RANK"] = str(rank)
     from multiprocess import active_children
 
-    from peers import pfl_peer  # meets the other workers
+    from peers import pfl_peer  # connects to the other workers
 
     outcome = pfl_peer.run(work, began)
-    for child in active_children():  # pfl's sampler, which a forked worker would leave behind
+    for child in active_children():  # pfl's sampler process, which a forked worker would leave behind
         child.terminate()
     return outcome
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
+    """Return ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("localhost", 0))

@@ -1,4 +1,4 @@
-"""The work that every row does: the same federation, initial weights, batches, optimiser, loss and average."""
+"""The work of every row: the same federation, initial weights, batches, optimiser, loss and average."""
 
 import math
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from fednca.methods import create_method
 from fednca.methods.contract import Method, Tensors
 from fednca.runs.rounds import choose_clients
 
-SYNTHETIC_IMAGES = 64  # of each client
+SYNTHETIC_IMAGES = 64  # per client
 SYNTHETIC_CLASSES = tuple("abcdefghij")
 
 
 @dataclass(frozen=True)
 class Work:
-    """A federation and a model that are built: the clocks start here."""
+    """A federation and a model, both built; the clock starts after this."""
 
     config: Config
     method: Method
@@ -41,11 +41,11 @@ class Work:
 
     @property
     def rounds(self) -> range:
-        """The numbers of the rounds."""
+        """The round numbers, from 1."""
         return range(1, self.config.train.rounds + 1)
 
     def chosen(self, number: int) -> list[int]:
-        """Return the clients of a round."""
+        """Return the clients that train in a round."""
         return choose_clients(self.config, len(self.shards), number)
 
     def count(self) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a row took, and the global weights it ended with."""
+    """The seconds of a row and its final global weights."""
 
     seconds: float
     weights: Tensors | None
@@ -94,14 +94,16 @@ def copy_of(model: nn.Module) -> Tensors:
 
 
 def refuse_what_peers_cannot(config: Config) -> None:
-    """Say what the other simulators do not do as we do, so that nothing unlike is compared."""
+    """Refuse settings that the other simulators handle differently, since the rows would not be comparable."""
     train = config.train
     if train.participation != 1 or train.weighting != "equal" or train.augment != AugmentConfig():
-        raise FedncaError("the peers train all clients, without augmentation, and average them equally")
+        raise FedncaError(
+            "the other simulators train all clients, without augmentation, and average them equally; use these settings"
+        )
 
 
 def epochs(shard: Shard, config: Config, number: int, client: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
-    """Yield, for each local epoch, the batches that our engines train a client on in a round."""
+    """Yield, for each local epoch, the batches on which our engines train a client in a round."""
     order = torch_rng(config.seed, "batches", number, client)
     for _ in range(config.train.local_epochs):
         yield shard.batches(config.train.batch_size, order)
@@ -115,7 +117,7 @@ def loss_of(method: Method, model: nn.Module, images: Tensor, labels: Tensor, co
 
 
 def train_locally(model: nn.Module, method: Method, shard: Shard, config: Config, number: int, client: int) -> None:
-    """Train a client from the weights that the model holds, in an ordinary loop."""
+    """Train a client from the model's current weights in an ordinary loop."""
     model.train()
     trainable = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     optimizer = ordinary_optimizer(trainable, config, method)
@@ -130,7 +132,7 @@ def train_locally(model: nn.Module, method: Method, shard: Shard, config: Config
 
 
 def ordinary_optimizer(weights: Tensors, config: Config, method: Method) -> torch.optim.Optimizer:
-    """Create our engines' optimiser in the implementation that torch takes where nothing is asked for."""
+    """Create our engines' optimiser in torch's default implementation."""
     optimizer = make_optimizer(weights.values(), config.train, method)
     for group in optimizer.param_groups:
         group |= {"fused": None, "capturable": False}
@@ -143,14 +145,14 @@ def clip_norm_of(config: Config, method: Method) -> float | None:
 
 
 def own_store(shard: Shard) -> Shard:
-    """Return a client's shard with a store of its own images alone, to be sent to another process."""
+    """Return a client's shard whose store holds only its own images, to send to another process."""
     pixels = shard.store.pixels
     taken = torch.from_numpy(pixels.take(shard.rows.numpy())) if not isinstance(pixels, Tensor) else pixels[shard.rows]
     return Shard(ImageStore(taken, shard.store.mean, shard.store.std), torch.arange(len(shard)), shard.labels)
 
 
 def largest_distance(weights: Tensors, reference: Tensors) -> float:
-    """Return the largest relative L2 distance of any floating-point tensor to the one of the same name."""
+    """Return the largest relative L2 distance between floating-point tensors of the same name."""
     found = 0.0
     for name, wanted in reference.items():
         if wanted.is_floating_point() and (norm := float(wanted.double().norm())):

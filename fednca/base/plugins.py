@@ -1,10 +1,10 @@
-"""Parts from outside: by entry point of an installed package, or as `package.module:Name`."""
+"""Parts from outside, by the name of an entry point of an installed package or as `package.module:Name`."""
 
 import importlib
-import os
 import sys
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from fednca.base.errors import FedncaError
@@ -12,27 +12,22 @@ from fednca.base.errors import FedncaError
 
 @cache
 def plugin_names(kind: str) -> list[str]:
-    """Return the names that installed packages register as `fednca.KIND`."""
+    """Return the names that installed packages register in the group `fednca.KIND`."""
     return sorted({point.name for point in entry_points(group=f"fednca.{kind}")})
 
 
-def is_reference(name: str) -> bool:
-    """Return whether a name is written as `package.module:Name`."""
-    return ":" in name
-
-
-def load_plugin(kind: str, name: str) -> Any:  # noqa: ANN401
-    """Import what a name stands for: an entry point's name, or `package.module:Name`."""
-    if not is_reference(name):
+def find_plugin(kind: str, name: str) -> Any:  # noqa: ANN401
+    """Return what a name from outside stands for, or None if it is not from outside."""
+    if name in plugin_names(kind):
         (point, *_) = entry_points(group=f"fednca.{kind}", name=name)
         return point.load()
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 (an installed command does not look into the current folder)
-        sys.path.append(os.getcwd())  # noqa: PTH109
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return None
+    here = str(Path.cwd())
+    if here not in sys.path:  # an installed command does not look into the current folder
+        sys.path.append(here)
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise FedncaError(f"'{name}' cannot be imported ({error}); write it as package.module:Name") from error
-    return found

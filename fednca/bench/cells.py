@@ -1,4 +1,4 @@
-"""A bench: every method and seed of a setting, each an ordinary run folder; the same call again goes on with it."""
+"""A bench: every method and seed of a setting, each an ordinary run folder; calling it again goes on with it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ OWN_SETTINGS = {
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One run of a bench."""
+    """One run of a bench: a row with a seed."""
 
     row: Row
     seed: int
@@ -39,34 +39,34 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """How the run is called where people read."""
+        """The run's name for people."""
         return f"{self.row.text}, seed {self.seed}"
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to go on with."""
+        """Whether the run has been started."""
         return (self.folder / "config.toml").exists()
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done and the results are written."""
+        """Whether all rounds are done and the results written."""
         return (self.folder / "results.json").exists()
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Which runs a folder holds, finished or not, and the setting they share."""
+    """The runs of a folder, finished or not, and the setting they share."""
 
     folder: Path
     preset: str
     overrides: Mapping[str, Any]
-    config: Config  # of all runs, but for method and seed
+    config: Config  # shared by all runs, except for method and seed
     rows: list[Row]
     seeds: list[int]
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read what `bench.json` records."""
+        """Read a bench from its `bench.json`."""
         if not (folder / "bench.json").is_file():
             raise FedncaError(f"'{folder}' is not the folder of a bench: it has no bench.json")
         note = read_json(folder / "bench.json")
@@ -74,10 +74,12 @@ class Bench:
             rows = [parse_row(text) for text in note["rows"]]
             return cls(folder, note["preset"], note["overrides"], build_config(note["config"]), rows, note["seeds"])
         except (KeyError, TypeError, AttributeError):
-            raise FedncaError(f"'{folder / 'bench.json'}' is damaged") from None
+            raise FedncaError(
+                f"'{folder / 'bench.json'}' is damaged; restore it, or start the bench in another folder"
+            ) from None
 
     def save(self) -> None:
-        """Write `bench.json`, keeping the rows and seeds that it names already."""
+        """Write `bench.json`, keeping the rows and seeds that it already names."""
         older = Bench.read(self.folder) if (self.folder / "bench.json").exists() else self
         note = {
             "preset": self.preset,
@@ -89,12 +91,12 @@ class Bench:
         write_atomic(self.folder / "bench.json", json.dumps(note, indent=1).encode())
 
     def cell(self, row: Row, seed: int) -> Cell:
-        """Return one run."""
+        """Return the run of a row and seed."""
         config = self.config.replace({**row.overrides, "seed": seed})
         return Cell(row, seed, config, self.folder / row.folder / f"seed-{seed}")
 
     def cells(self) -> list[Cell]:
-        """Return all runs, seed by seed, so that a bench that is stopped has whole seeds."""
+        """Return all runs, seed by seed, so that a stopped bench has complete seeds."""
         return [self.cell(row, seed) for seed in self.seeds for row in self.rows]
 
     def runs(self) -> dict[str, dict[int, Run]]:
@@ -106,17 +108,17 @@ class Bench:
 def plan_bench(
     preset: str, overrides: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int], folder: str | Path
 ) -> Bench:
-    """Check what is asked for, by itself and against what the folder holds already."""
+    """Return the bench asked for, after checking it by itself and against what the folder already holds."""
     for path, instead in OWN_SETTINGS.items():
         if path in overrides:
             setting, way_out = as_given(path, overrides[path], instead)
-            raise FedncaError(f"setting '{setting}' is not the same for all runs of a bench; use {way_out}")
+            raise FedncaError(f"setting '{setting}' is chosen for each run of a bench; use {way_out} instead")
     config = load_config(preset, overrides)
     check_method(preset, config)
     bench = Bench(Path(folder), preset, overrides, config, parse_rows(methods), list(dict.fromkeys(seeds)))
     cells = bench.cells()
     for cell in cells[: len(bench.rows)]:
-        settings(cell.config)  # a wrong one is an error
+        settings(cell.config)  # raises an error if one is wrong
     check_folder(bench)
     for cell in cells:
         if cell.begun:
@@ -125,7 +127,7 @@ def plan_bench(
 
 
 def as_given(path: str, value: Any, instead: str) -> tuple[str, str]:  # noqa: ANN401
-    """Return a setting and what takes its place as one writes them: of options, the first one by name and value.
+    """Return a setting and its replacement as a user writes them; of several options the first one.
 
     >>> as_given("method.options", {"head": "etf"}, OWN_SETTINGS["method.options"])
     ('method.head', '--methods NAME:head=etf')
@@ -138,20 +140,20 @@ def as_given(path: str, value: Any, instead: str) -> tuple[str, str]:  # noqa: A
 
 
 def check_method(preset: str, config: Config) -> None:
-    """Refuse a config whose method has options of its own, which the rows of a bench would silently go without."""
+    """Refuse a config that sets options of its method: the rows of a bench would silently drop them."""
     plain = config.replace({"method.options": {}, "method.learner_options": {}, "method.closing_options": {}})
     before, now = settings(plain), settings(config)
     for path in now:
         if now[path] != before[path]:
             owner = path.rpartition(".")[0]
             raise FedncaError(
-                f"'{preset}' sets {path} = {now[path]}, which is not the same for all runs of a bench; "
+                f"'{preset}' sets {path} = {now[path]}, which is chosen for each run of a bench; "
                 f"take it out and use {OWN_SETTINGS[owner]}"
             )
 
 
 def check_folder(bench: Bench) -> None:
-    """Refuse a folder that holds something else, or a bench of another setting."""
+    """Refuse a folder that holds other things, or a bench with other settings."""
     folder, row, seed = named_in_utf8(bench.folder), bench.rows[0], bench.seeds[0]
     if (folder / "bench.json").exists():
         check_same(folder, Bench.read(folder).cell(row, seed).config, bench.cell(row, seed).config)
@@ -160,18 +162,18 @@ def check_folder(bench: Bench) -> None:
 
 
 def check_same(folder: Path, found: Config, asked: Config) -> None:
-    """Refuse to go on with other settings than before, naming the first that differs."""
+    """Refuse to go on with changed settings, and name the first that differs."""
     before, now = settings(found), settings(asked)
     for path in {**now, **before}:
         if before.get(path) != now.get(path):
             raise FedncaError(
-                f"'{folder}' was begun with {path} = {before.get(path)}, not {now.get(path)}; "
+                f"'{folder}' was started with {path} = {before.get(path)}, not {now.get(path)}; "
                 "use the same settings or another --out"
             )
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return all settings by dotted path; those of method, learner and dataset with what they are where left out."""
+    """Return all settings by dotted path; options of method, learner and dataset include their defaults."""
     values, found = config.model_dump(mode="json"), {}
     for path, _ in leaves():
         node = values

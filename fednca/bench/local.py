@@ -1,4 +1,4 @@
-"""Training the runs of a bench: in threads, some at once, until all are done or Ctrl-C."""
+"""Train the runs of a bench in threads, several at once, until all are done or Ctrl-C."""
 
 import signal
 import sys
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from fednca.runs.history import Best, Round
 
 MOST_AT_ONCE = 4
-HEADROOM = 0.9  # share of the free memory that further runs may take
-# A thread gives Python to one that waits for it after so long, 5 ms unless told: a step, which lets go of it in each of
-# its hundreds of operations, would otherwise wait that long after each beside a thread that has much to do in Python.
+HEADROOM = 0.9  # share of the free memory that more runs may take
+# A thread that holds the GIL gives it to a waiting thread after this time; Python's default is 5 ms. A training step
+# releases the GIL in each of its hundreds of operations. Beside a thread that is busy in Python it would wait that long
+# after each of them.
 SWITCH_SECONDS = 1e-4
 
 
@@ -44,12 +45,12 @@ SWITCH_SECONDS = 1e-4
 class Outcome:
     """How a bench ended."""
 
-    failed: dict[str, str]  # what went wrong, by the run's name
-    stopped: bool  # by Ctrl-C, before all was done
+    failed: dict[str, str]  # reasons, by the run's name
+    stopped: bool  # by Ctrl-C, before all runs were done
 
 
 def train_bench(bench: Bench, view: "BenchView", at_once: int | None = None) -> Outcome:
-    """Train what is not finished yet; without `at_once`, as many runs side by side as a GPU has room for, else one."""
+    """Train the unfinished runs, `at_once` at a time; by default as many as a GPU has room for, and one on a CPU."""
     left = [cell for cell in bench.cells() if not cell.finished]
     if not left:
         return Outcome({}, stopped=False)
@@ -64,7 +65,7 @@ def train_bench(bench: Bench, view: "BenchView", at_once: int | None = None) -> 
 
 
 def try_rows(cells: Sequence[Cell], progress: Progress) -> None:
-    """Load the data and build each row's model once, so that a misfit shows before anything is trained."""
+    """Load the data and build each row's model once, so that mistakes show before any training."""
     if not cells:
         return
     classes = federate(cells[0].config, progress).dataset.classes
@@ -76,39 +77,41 @@ def try_rows(cells: Sequence[Cell], progress: Progress) -> None:
 
 
 class LocalExecutor:
-    """Trains cells in threads; what they have to tell is told by the thread that waits for them."""
+    """Train cells in threads; they send calls to the waiting thread, which alone updates the view."""
 
     def __init__(self, cells: Sequence[Cell], device: torch.device, at_once: int | None, view: "BenchView") -> None:
-        """Take the cells in their order; on a GPU, without `at_once`, the first one shows how many fit."""
+        """Take the cells in order; on a GPU without `at_once`, the first one shows how many fit."""
         self.waiting, self.device, self.view = deque(cells), device, view
         self.at_once = at_once or 1
         self.measuring = at_once is None and device.type == "cuda"
         self.running: dict[Cell, threading.Thread] = {}
-        self.told: SimpleQueue[Callable[[], None]] = SimpleQueue()  # a signal's handler may put while we get
+        self.told: SimpleQueue[Callable[[], None]] = (
+            SimpleQueue()
+        )  # unlike Queue, a signal handler may put while this thread gets
         self.failed: dict[str, str] = {}
         self.given_up: list[Cell] = []
-        self.stops = 0  # 1: no new cells, and the running ones end with their round; 2: with their client
+        self.stops = 0  # 1: start no more cells, end running ones after their round; 2: after their client
 
     def work_off(self) -> Outcome:
-        """Train all cells, or until Ctrl-C."""
+        """Train all cells, or as many as Ctrl-C leaves time for."""
         with interrupts_call(self.stop), quick_switches():
             try:
                 while self.running or (self.waiting and not self.stops):
                     self.start_some()
                     self.told.get()()
             finally:
-                self.stops += 2  # should this thread have failed, the others must not go on without it
+                self.stops += 2  # if this thread failed, the others must stop too
                 for thread in self.running.values():
                     thread.join()
         return Outcome(self.failed, stopped=bool(self.waiting or self.given_up))
 
     def stop(self) -> None:
-        """Let the running cells end as soon as nothing is lost, or, when asked again, as soon as they can."""
+        """Let running cells end after their round, or, on the second call, as soon as they can."""
         self.stops += 1
         self.told.put(self.view.stopping)
 
     def start_some(self) -> None:
-        """Start as many cells as may run."""
+        """Start waiting cells while there is room."""
         while self.waiting and len(self.running) < self.at_once and not self.stops:
             cell = self.waiting.popleft()
             before = torch.cuda.mem_get_info(self.device)[0] if self.measuring else None
@@ -116,39 +119,39 @@ class LocalExecutor:
             self.running[cell].start()
 
     def train(self, cell: Cell, free_before: int | None) -> None:
-        """Train one cell, in a thread of its own, and tell how it ended."""
+        """Train one cell in its own thread, and report how it ended."""
         end: Callable[[], None] = partial(self.on_failed, cell, "its thread ended")
         try:
             with own_stream(self.device), ExitStack() as starting:
-                # One starts after the other: it may decode the dataset, and measures how much memory is left.
+                # Cells start one after another: each may decode the dataset, and measures how much memory is left.
                 starting.enter_context(GLOBAL)
                 train_or_resume(cell, Watch(self, cell, starting.close, free_before))
             end = partial(self.on_finished, cell)
         except KeyboardInterrupt:
             end = partial(self.on_given_up, cell)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the other cells
+        except Exception as error:  # noqa: BLE001 - no error of one cell may stop the others
             end = partial(self.on_failed, cell, in_a_sentence(error, cell))
         finally:
             self.told.put(end)
 
     def on_finished(self, cell: Cell) -> None:
-        """Note that a cell has its results."""
+        """Record that a cell has finished."""
         del self.running[cell]
         self.view.finish(cell, Run(cell.folder).results["val"]["test"])
 
     def on_failed(self, cell: Cell, reason: str) -> None:
-        """Note why a cell has no results."""
+        """Record why a cell has failed."""
         del self.running[cell]
         self.failed[cell.name] = reason
         self.view.fail(cell, reason)
 
     def on_given_up(self, cell: Cell) -> None:
-        """Note that a cell was stopped."""
+        """Record that a cell was stopped."""
         del self.running[cell]
         self.given_up.append(cell)
 
     def on_measured(self, free: int, taken: int) -> None:
-        """Decide from the memory that one cell took how many run at once."""
+        """Decide how many cells run at once, from the memory that one took."""
         if self.measuring:
             self.measuring = False
             self.at_once = how_many_fit(len(self.running) + len(self.waiting), free, taken)
@@ -161,11 +164,11 @@ class Watch(Callback):
     def __init__(
         self, executor: LocalExecutor, cell: Cell, started: Callable[[], None], free_before: int | None
     ) -> None:
-        """Call `started` before the first round; `free_before` is the memory to measure against, if any."""
+        """Call `started` before the first round; `free_before`: free memory before the cell, if it is measured."""
         self.executor, self.cell, self.started, self.free_before = executor, cell, started, free_before
 
     def on_prepare(self, what: str, done: int, total: int) -> None:
-        """Tell how far the decoding is; it begins anew if stopped."""
+        """Report the progress of decoding; if stopped here, it starts again next time."""
         self.tell(self.executor.view.prepare, what, done, total)
         self.stop_from(1)
 
@@ -175,15 +178,15 @@ class Watch(Callback):
         self.tell(self.executor.view.begin, self.cell, rounds_done)
 
     def on_note(self, text: str) -> None:
-        """Tell what is to be known of the run."""
+        """Report a note about the run."""
         self.tell(self.executor.view.note, text)
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
-        """Stop where there is a hurry, at the cost of the round."""
+        """Stop in the middle of a round if Ctrl-C was pressed twice."""
         self.stop_from(2)
 
     def on_round(self, record: "Round", best: "Best | None") -> None:
-        """Tell what was reached; after the last round there is nothing left to stop."""
+        """Report the round's metrics, and stop here if asked to; after the last round there is nothing to stop."""
         self.tell(self.executor.view.round, self.cell, record)
         if self.free_before is not None:
             free = torch.cuda.mem_get_info(self.executor.device)[0]
@@ -193,32 +196,32 @@ class Watch(Callback):
             self.stop_from(1)
 
     def tell(self, what: Callable[..., None], *facts: object) -> None:
-        """Let the waiting thread call this."""
+        """Let the waiting thread make this call."""
         self.executor.told.put(partial(what, *facts))
 
     def stop_from(self, stops: int) -> None:
-        """Stop the run if that was wished for often enough."""
+        """Stop the run if the crew was asked to stop at least `stops` times."""
         if self.executor.stops >= stops:
             raise KeyboardInterrupt
 
 
 def train_or_resume(cell: Cell, watch: Callback) -> None:
-    """Train a cell from where it is."""
+    """Train a cell from its start, or resume it."""
     error_file(cell).unlink(missing_ok=True)
     if cell.begun:
         resume(cell.folder, [watch])
     else:
-        (cell.folder / "config.toml.partial").unlink(missing_ok=True)  # of a kill before there was anything
+        (cell.folder / "config.toml.partial").unlink(missing_ok=True)  # left by a kill before the run existed
         train(cell.config, cell.folder, [watch])
 
 
 def error_file(cell: Cell) -> Path:
-    """Return where the traceback of a cell's unexpected error goes: beside its folder, which stays a run's."""
+    """Return the file for the traceback of a cell's unexpected error; it lies beside the run's folder, not in it."""
     return cell.folder.with_name(f"{cell.folder.name}-error.txt")
 
 
 def in_a_sentence(error: Exception, cell: Cell) -> str:
-    """Say what went wrong with a cell; of what nobody foresaw, keep the traceback."""
+    """Say in one sentence what went wrong with a cell; keep the traceback of an unexpected error."""
     if isinstance(error, FedncaError):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -232,7 +235,7 @@ def in_a_sentence(error: Exception, cell: Cell) -> str:
 
 
 def how_many_fit(cells: int, free: int, taken: int) -> int:
-    """Return how many runs fit on a GPU at once when one has taken so much of its memory and left so much free.
+    """Return how many runs fit on a GPU at once, given the memory that one run took and left free.
 
     >>> how_many_fit(12, free=100, taken=40)
     3
@@ -241,7 +244,7 @@ def how_many_fit(cells: int, free: int, taken: int) -> int:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Give the thread a stream of its own on a GPU, where work of one stream waits for all before it."""
+    """Give the thread its own CUDA stream, since work in a shared stream runs one after another."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -249,7 +252,7 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def quick_switches() -> Iterator[None]:
-    """Let threads take turns in Python quickly."""
+    """Let threads switch quickly, every `SWITCH_SECONDS`."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_SECONDS))
     try:
@@ -260,7 +263,7 @@ def quick_switches() -> Iterator[None]:
 
 @contextmanager
 def interrupts_call(action: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C call an action instead of raising, where this thread is the one that hears of it."""
+    """Let Ctrl-C call an action instead of raising, if this is the thread that receives it."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield

@@ -1,4 +1,4 @@
-"""The rows of a bench: methods with their options, as people write them and as folders are called."""
+"""The rows of a bench: methods with their options, as text, as settings and as folder names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,21 @@ from fednca.methods.registry import combine, option_fields, option_owners
 ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
 PLACES = {"": "options", "learner.": "learner_options", "closing.": "closing_options"}  # of options, by their prefix
 CRITERION = "criterion"
+NAME = r"[\w-]+|[\w.]+:[A-Za-z_]\w*(?=[@+:]|$)"  # or package.module:Name
+ROW = rf"(?P<name>{NAME})(@(?P<learner>{NAME}))?(\+(?P<closing>{NAME}))?(:(?P<options>.*))?"
 MOST_SEEDS = 1000  # more were hardly meant
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its options: how it is written, and what it sets in a config."""
+    """A method with its options: its text, and the settings it stands for."""
 
     text: str
     overrides: Mapping[str, Any]
 
     @property
     def folder(self) -> str:
-        """The row as a name for a folder.
+        """The name of the row's folder.
 
         >>> parse_row("fednca-ml:variant=released,tau=0.5").folder
         'fednca-ml_variant-released_tau-0.5'
@@ -38,19 +40,19 @@ class Row:
 
 
 def parse_rows(words: Sequence[str]) -> list[Row]:
-    """Read methods, each once, in their order; `all` stands for every method with its defaults."""
+    """Read methods in their order, without repeats; `all` means every method with its defaults."""
     texts: list[str] = []
     for word in words:
         for text in [word] if ":" in word else word.split(","):
             texts += all_rows() if text == "all" else [text]
     rows = {row.text: row for row in map(parse_row, texts)}
     if len({row.folder for row in rows.values()}) < len(rows):
-        raise FedncaError("two of the methods would share a folder; put them into two benches")
+        raise FedncaError("two of the methods would share a folder; put them into separate benches")
     return list(rows.values())
 
 
 def all_rows() -> list[str]:
-    """Return what `all` stands for."""
+    """Return the rows that `all` stands for."""
     return [text for name in method_names() for text in [name, *ALSO_IN_ALL.get(name, [])]]
 
 
@@ -60,11 +62,12 @@ def parse_row(text: str) -> Row:
     An option of the learner or the closing is written `learner.option` or `closing.option`; `criterion=…` replaces the
     BCE of the learner.
     """
-    methods, _, options = text.partition(":")
-    if "," in methods:
-        raise FedncaError(f"'{text}' has a comma before its options; put spaces between methods that have options")
-    methods, _, closing = methods.partition("+")
-    name, _, learner = methods.partition("@")
+    match = re.fullmatch(ROW, text)
+    if match is None:
+        raise FedncaError(
+            f"'{text}' is no row: write NAME[@LEARNER][+CLOSING][:option=value,...], with spaces between rows"
+        )
+    name, learner, closing, options = (match[each] or "" for each in ("name", "learner", "closing", "options"))
     chosen = MethodConfig(name=name, learner=learner or None, closing=closing or None)
     method, owners = combine(chosen), option_owners(chosen)
     given = split_options(text, options)
@@ -91,7 +94,8 @@ def parse_row(text: str) -> Row:
         path = f"method.{CRITERION}"
         overrides[path] = parse_value(path, MethodConfig.model_fields[CRITERION], criterion)
         shown.insert(0, f"{CRITERION}={show(overrides[path])}")
-    return Row(text.partition(":")[0] + "".join([":" * bool(shown), ",".join(shown)]), overrides)
+    named = text[: match.start("options") - 1] if match["options"] is not None else text
+    return Row(":".join(filter(None, [named, ",".join(shown)])), overrides)
 
 
 def split_options(text: str, options: str) -> dict[str, dict[str, str]]:
@@ -107,7 +111,7 @@ def split_options(text: str, options: str) -> dict[str, dict[str, str]]:
 
 
 def show(value: object) -> str:
-    """Write an option's value as briefly as it can be read back.
+    """Write an option's value in the shortest form that reads back the same.
 
     >>> [show(value) for value in (1.0, 0.1, True, None, "etf")]
     ['1', '0.1', 'true', 'none', 'etf']
@@ -118,16 +122,18 @@ def show(value: object) -> str:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read how many seeds, from 0 on, or which ones.
+    """Read the number of seeds, which then count from 0, or the seeds themselves.
 
     >>> parse_seeds("3"), parse_seeds("4,7"), parse_seeds("5,")
     ([0, 1, 2], [4, 7], [5])
     """
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*,?", text) or not text.strip("0"):
-        raise FedncaError(f"--seeds should be how many, as in 3, or which ones, as in 4,7 or 5, (one), not '{text}'")
+        raise FedncaError(
+            f"--seeds '{text}' is neither a number of seeds, as in '3', nor a list of seeds, as in '4,7' or '5,'"
+        )
     numbers = [int(number) for number in text.split(",") if number]
     if "," in text:
         return list(dict.fromkeys(numbers))
     if numbers[0] > MOST_SEEDS:
-        raise FedncaError(f"--seeds {text} is how many; if it is the seed itself, write --seeds {text},")
+        raise FedncaError(f"--seeds {text} asks for {text} seeds; for seed {text} alone write '--seeds {text},'")
     return list(range(numbers[0]))

@@ -36,24 +36,30 @@ if TYPE_CHECKING:
     from fednca.runs import Run
 
 DEMO_METHODS = ("fedavg", "fednca-ml")
-PREPARED = ("data.root", "data.image_size", "data.on_corrupt", "data.cache")  # fields that decide what is decoded
+PREPARED = (
+    "data.root",
+    "data.image_size",
+    "data.on_corrupt",
+    "data.cache",
+)  # fields that decide how images are decoded
 Overrides = dict[str, Any]
 
 
 class IncompleteError(FedncaError):
-    """Some runs of a bench failed; the others are done."""
+    """Some runs of a bench failed; all others are done."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 2 after a mistake that is explained, 130 after Ctrl-C.
+    """Run a command and return its exit code.
 
-    1 is a bench of which some runs failed, or a pipe that is read no longer, as `fednca methods | head` does.
+    0: done; 1: some runs of a bench failed, or the reader of a pipe has gone, as in `fednca methods | head`; 2: a
+    mistake, which one sentence explains; 130: Ctrl-C.
     """
-    if sys.stdout is None:  # closed by whoever started this
+    if sys.stdout is None:  # closed by the program that started this one
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without the sign for it still gets the rest
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character still prints the rest
     try:
         with standard_output():
             run_command(list(sys.argv[1:] if argv is None else argv))
@@ -65,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"fednca: stopped{stop}\n")
         return 130
-    except (OSError, MemoryError) as error:  # what no other place could explain better
+    except (OSError, MemoryError) as error:  # not explained anywhere closer to the cause
         sys.stderr.write(f"fednca: {str(error) or 'not enough memory'}\n")
         return 2
     return 0
 
 
 def run_command(argv: list[str]) -> None:
-    """Parse the words and call the command they name."""
+    """Parse the arguments and call the command they name."""
     parser, commands = build_parser()
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
         raise unknown_name("command", argv[0], commands, "fednca --help")
@@ -108,26 +114,30 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
         sub.set_defaults(command=command, parser=sub)
         return sub
 
-    demo = add("demo", run_demo, "Train FedAvg and FedNCA-ML on handwritten digits, ten clients, side by side.")
+    demo = add("demo", run_demo, "Train FedAvg and FedNCA-ML with ten clients on handwritten digits, and compare them.")
     demo.set_defaults(preset="demo")
-    run = add("run", run_train, "Train a federation.")
-    bench = add("bench", run_bench, "Train every method and seed of a setting; the same command again goes on.")
+    run = add("run", run_train, "Train one method with one seed.")
+    bench = add(
+        "bench", run_bench, "Train every method and seed of a setting as one table; repeat the command to go on."
+    )
     for sub in (run, bench):
         add_preset(sub)
     for sub, place in {demo: "runs/demo", run: "runs/DATASET-BETA/METHOD-seedN"}.items():
         sub.add_argument("--out", metavar="DIR", type=not_empty, help=f"folder to write to (default: {place})")
         add_config_flags(sub)
     add_bench_flags(bench)
-    data = add("data", prepare_data, "Fetch a dataset and decode its images, or say what is missing.")
+    data = add("data", prepare_data, "Fetch a dataset and decode its images, or say which files are missing.")
     data.add_argument("action", metavar="prepare", choices=["prepare"], help="the only action so far")
     data.add_argument("data.name", metavar="NAME", help="a dataset, as listed by `fednca datasets`")
-    data.set_defaults(preset="demo")  # of which nothing is used
-    data.epilog = "The dataset's own options are set as --data.NAME; `fednca datasets NAME` lists them."
+    data.set_defaults(preset="demo")  # required by the parser; nothing of it is used
+    data.epilog = "Set the dataset's own options as --data.OPTION VALUE; `fednca datasets NAME` lists them."
     add_fields(data, [(path, field) for path, field in leaves() if path in PREPARED])
     again = add("resume", run_resume, "Go on with an interrupted run.")
     again.add_argument("folder", metavar="DIR", help="folder of the run")
     for sub in (run, again):
-        sub.add_argument("--log", action="append", choices=LOGGERS, default=[], help="tell this of every round as well")
+        sub.add_argument(
+            "--log", action="append", choices=LOGGERS, default=[], help="also log every round to this tool"
+        )
     report_commands.add_commands(add)
     add_commands(add)
     flower_commands.add_commands(add)
@@ -135,20 +145,29 @@ def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:
 
 
 def add_bench_flags(bench: ArgumentParser) -> None:
-    """Add what `bench` has beside the fields of the config."""
+    """Add the flags that `bench` has besides the config's fields."""
     bench.add_argument(
         "--methods",
         metavar="METHOD",
         nargs="+",
         default=["all"],
-        help="NAME[@LEARNER][:option=value,...] each, or `all` (the default): every method with its defaults",
-    )
-    bench.add_argument("--seeds", metavar="N|A,B,...", default="3", help="how many (default: 3), or which ones")
-    bench.add_argument(
-        "--at-once", metavar="N", type=whole(1), help="runs side by side (default: what fits on a GPU; 1 on a CPU)"
+        help="methods, each as NAME[@LEARNER][:option=value,...]; @LEARNER takes head and local loss from another "
+        "method; `all` (default) is every method with its defaults",
     )
     bench.add_argument(
-        "--out", metavar="DIR", type=not_empty, help="folder to write to or go on with (default: runs/bench/PRESET)"
+        "--seeds",
+        metavar="N|A,B,...",
+        default="3",
+        help="number of seeds, as in 3 (the default), or the seeds, as in 4,7",
+    )
+    bench.add_argument(
+        "--at-once",
+        metavar="N",
+        type=whole(1),
+        help="runs to train at the same time (default: as many as fit on a GPU; 1 on a CPU)",
+    )
+    bench.add_argument(
+        "--out", metavar="DIR", type=not_empty, help="folder to write to, or to go on with (default: runs/bench/PRESET)"
     )
     add_config_flags(bench)
 
@@ -179,7 +198,7 @@ def run_resume(arguments: Namespace, overrides: Overrides, console: "Console") -
 
 
 def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Train both methods of the demo on the same federation, compare them, and write their report."""
+    """Train both methods of the demo with the same clients, compare them, and write their report."""
     config = load_config("demo", {"evaluate.collapse": True} | overrides)
     from fednca.cli.progress import watching
     from fednca.data.load import federate
@@ -202,7 +221,7 @@ def run_demo(arguments: Namespace, overrides: Overrides, console: "Console") -> 
 
 
 def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Train the runs of a bench that are not finished, and show mean and deviation of all that are."""
+    """Train the unfinished runs of a bench, then show mean and deviation of all finished ones."""
     from fednca.bench.cells import Bench, plan_bench
     from fednca.bench.local import train_bench
     from fednca.bench.rows import parse_seeds
@@ -214,26 +233,26 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
     try:
         outcome = train_bench(bench, view_for(console, cells), arguments.at_once)
     except OutputError as error:
-        raise FedncaError(f"{error}; the same command goes on") from None
+        raise FedncaError(f"{error}; repeat the command to go on") from None
     if outcome.stopped:
         done = sum(cell.finished for cell in cells)
-        raise KeyboardInterrupt(f"; {done} of {len(cells)} runs are done, and the same command goes on")
+        raise KeyboardInterrupt(f"; {done} of {len(cells)} runs are done; repeat the command to go on")
     show_bench(Bench.read(folder), console)
     if outcome.failed:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in outcome.failed.items())
         failed = f"{len(outcome.failed)} of {len(cells)} runs failed"
-        raise IncompleteError(f"{failed}, and the same command tries again:{reasons}")
+        raise IncompleteError(f"{failed}; repeat the command to try them again:{reasons}")
 
 
 def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console") -> None:
-    """Fetch what may be fetched, then decode and check the images of every split."""
+    """Fetch the files that can be fetched, then decode and check the images of every split."""
     from fednca.cli.progress import watching
     from fednca.data.load import data_root, load_dataset, unreadable_note
     from fednca.data.sources import get_source
 
     name = overrides["data.name"]
     presets = (preset for preset in map(load_config, preset_names()) if preset.data.name == name)
-    config = next(presets, Config()).replace(overrides)  # so that a run of the preset finds what is decoded here
+    config = next(presets, Config()).replace(overrides)  # so that a run of the preset finds the decoded images
     source, root = get_source(name), data_root(config)
     with watching(console) as view:
         if source.missing(root):
@@ -247,7 +266,7 @@ def prepare_data(arguments: Namespace, overrides: Overrides, console: "Console")
 
 
 def show_results(run: "Run", console: "Console") -> None:
-    """Print the final table of a run and where it is."""
+    """Print the final table of a run and its folder."""
     from fednca.report.tables import selections_table
 
     title = f"{run.title} on {run.config.data.name}: test metrics in percent, by how the round is chosen"
@@ -256,7 +275,7 @@ def show_results(run: "Run", console: "Console") -> None:
 
 
 def show_bench(bench: "Bench", console: "Console") -> None:
-    """Print mean and deviation over the seeds of all finished runs of a bench and where they are."""
+    """Print mean and deviation over the seeds of a bench's finished runs, and its folder."""
     from fednca.report.tables import bench_table
 
     runs = bench.runs()
@@ -269,7 +288,7 @@ def show_bench(bench: "Bench", console: "Console") -> None:
 
 
 def free_folder(folder: Path) -> Path:
-    """Return the folder, or the first of its numbered neighbours that does not exist yet."""
+    """Return the folder if it does not exist yet, else the first free one of NAME-2, NAME-3 and so on."""
     number = 2
     found = folder
     while found.exists():
@@ -280,7 +299,7 @@ def free_folder(folder: Path) -> Path:
 
 @contextmanager
 def tell_how_to_resume(folder: Path) -> Iterator[None]:
-    """Let Ctrl-C, a full GPU and an output that takes nothing more say how to go on."""
+    """Add how to resume the run to the message for Ctrl-C, a full GPU or a lost output."""
     from torch import OutOfMemoryError
 
     try:

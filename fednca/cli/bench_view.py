@@ -1,4 +1,4 @@
-"""Watching a bench: one live picture on a terminal, a line when a run begins or ends elsewhere."""
+"""The progress of a bench: a live picture on a terminal, otherwise a line whenever a run starts or ends."""
 
 import time
 from collections import deque
@@ -18,76 +18,85 @@ if TYPE_CHECKING:
     from fednca.runs.history import Round
 
 Record = Mapping[str, Any]
-LAST_SHOWN = 5  # of the ended runs
+LAST_SHOWN = 5  # ended runs that stay on screen
 
 
 def view_for(console: Console, cells: "Sequence[Cell]") -> "BenchView":
     """Return the view that fits the console."""
-    return (LiveView if console.is_terminal else PlainView)(console, cells)
+    return (LiveView if console.is_terminal else BenchView)(console, cells)
 
 
 class BenchView:
-    """Counts runs and rounds; what is shown of them is left to others. Only one thread may call it."""
+    """A line when a run starts, ends or fails, for logs and pipes. Call it from one thread only."""
 
     def __init__(self, console: Console, cells: "Sequence[Cell]") -> None:
-        """Take all runs that are asked for, the finished ones too."""
+        """Take all runs of the bench, including finished ones."""
         self.console, self.all = console, len(cells)
         self.done = sum(cell.finished for cell in cells)
         self.rounds_left = sum(cell.config.train.rounds for cell in cells if not cell.finished)
         self.rounds_trained = 0
-        self.rounds: dict[Cell, int] = {}  # done by each running cell
+        self.rounds: dict[Cell, int] = {}  # rounds done so far by each running cell
         self.began: float | None = None
         self.last_round = 0.0
         self.notes: set[str] = set()
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Start watching."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the last picture standing."""
+        """Leave the last picture on screen."""
 
     def prepare(self, what: str, done: int, total: int) -> None:
-        """Hear how many images have been decoded."""
+        """Print a line when a split starts decoding and when it is done."""
+        if done in {0, total}:
+            self.say(f"preparing {what}: {done} of {total}")
 
     def note(self, text: str) -> None:
-        """Print a sentence, once."""
+        """Print a sentence, unless it was printed before."""
         if text not in self.notes:
             self.notes.add(text)
             self.say(text)
 
     def begin(self, cell: "Cell", rounds_done: int) -> None:
-        """Hear that a run begins, or goes on."""
+        """Tell that a run starts or resumes."""
         self.began = time.monotonic() if self.began is None else self.began
         self.rounds[cell] = rounds_done
         self.rounds_left -= rounds_done
+        self.tell(f"{cell.name}: " + (f"resumes after round {rounds_done}" if rounds_done else "starts"))
 
     def round(self, cell: "Cell", record: "Round") -> None:
-        """Hear of a round."""
+        """Count a finished round."""
         self.rounds[cell] = record.number
         self.rounds_left -= 1
         self.rounds_trained += 1
         self.last_round = time.monotonic()
 
     def finish(self, cell: "Cell", metrics: Record) -> None:
-        """Hear of a run's end and its metrics on test images."""
+        """Tell that a run ended with these metrics on test images."""
         self.done += 1
         self.rounds.pop(cell, None)
+        self.tell(f"{cell.name}: {reached(metrics)}", "green")
 
     def fail(self, cell: "Cell", reason: str) -> None:
-        """Hear that a run could not go on."""
+        """Tell why a run failed."""
         self.rounds_left -= cell.config.train.rounds - self.rounds.pop(cell, 0)
+        self.tell(f"{cell.name}: failed, {reason}", "red")
 
     def stopping(self) -> None:
-        """Say that Ctrl-C was heard."""
-        self.note("stopping as soon as the running rounds are done; Ctrl-C again gives up these rounds")
+        """Confirm Ctrl-C and say what happens next."""
+        self.note("stopping as soon as the current rounds are done; press Ctrl-C again to abandon them")
+
+    def tell(self, what: str, style: str = "") -> None:
+        """Print what a run did, with the progress of the whole bench; a run that ended has a style."""
+        self.say(" | ".join(filter(None, [what, self.count(), self.times()])))
 
     def say(self, line: str) -> None:
         """Print a line."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def times(self) -> str:
-        """Return how long it took so far, and how long it will take if rounds go on at this pace."""
+        """Return the time spent and, at the pace so far, the time left."""
         if self.began is None:
             return ""
         now = time.monotonic()
@@ -102,36 +111,8 @@ class BenchView:
         return f"{self.done} of {self.all} runs done"
 
 
-class PlainView(BenchView):
-    """A line when a run begins, ends or fails, for logs and pipes."""
-
-    def prepare(self, what: str, done: int, total: int) -> None:
-        """Print when the decoding of a split begins and when it is done."""
-        if done in {0, total}:
-            self.say(f"preparing {what}: {done} of {total}")
-
-    def begin(self, cell: "Cell", rounds_done: int) -> None:
-        """Print the run's name."""
-        super().begin(cell, rounds_done)
-        self.tell(f"{cell.name}: " + (f"goes on after round {rounds_done}" if rounds_done else "begins"))
-
-    def finish(self, cell: "Cell", metrics: Record) -> None:
-        """Print what the run reached."""
-        super().finish(cell, metrics)
-        self.tell(f"{cell.name}: {reached(metrics)}")
-
-    def fail(self, cell: "Cell", reason: str) -> None:
-        """Print why the run could not go on."""
-        super().fail(cell, reason)
-        self.tell(f"{cell.name}: failed, {reason}")
-
-    def tell(self, what: str) -> None:
-        """Print a line that ends with how far everything is."""
-        self.say(" | ".join(filter(None, [what, self.count(), self.times()])))
-
-
 class LiveView(BenchView):
-    """A bar over all rounds, the running runs, and those that ended last."""
+    """A bar over all rounds, the running runs, and the last few that ended."""
 
     def __init__(self, console: Console, cells: "Sequence[Cell]") -> None:
         """Draw on the console."""
@@ -142,38 +123,33 @@ class LiveView(BenchView):
         self.live = Live(get_renderable=self.picture, console=console, refresh_per_second=4)
 
     def __exit__(self, *error: object) -> None:
-        """Draw a last time."""
+        """Draw a last time and stop."""
         self.live.stop()
 
     def prepare(self, what: str, done: int, total: int) -> None:
-        """Show how far the decoding is."""
+        """Show the progress of decoding."""
         self.live.start()
         self.preparing = "" if done == total else f"  preparing {what}: {done} of {total}"
 
     def begin(self, cell: "Cell", rounds_done: int) -> None:
-        """Show the run among the running ones."""
+        """List the run as running."""
         self.live.start()
         super().begin(cell, rounds_done)
 
     def round(self, cell: "Cell", record: "Round") -> None:
-        """Show what the round reached on validation images."""
+        """Show the run's score on validation images."""
         super().round(cell, record)
         select = cell.config.evaluate.select
         if record.metrics:
             self.scores[cell] = f"val {SHOWN.get(select, 'mean AP')} {percent(record.metrics['val'][select])}"
 
-    def finish(self, cell: "Cell", metrics: Record) -> None:
-        """Show the run among the last ones."""
-        super().finish(cell, metrics)
-        self.ended.append(Text(f"  {cell.name}: {reached(metrics)}", style="green"))
-
-    def fail(self, cell: "Cell", reason: str) -> None:
-        """Show why the run could not go on."""
-        super().fail(cell, reason)
-        self.ended.append(Text(f"  {cell.name}: failed, {reason}", style="red"))
+    def tell(self, what: str, style: str = "") -> None:
+        """List a run among those that ended."""
+        if style:
+            self.ended.append(Text(f"  {what}", style=style))
 
     def picture(self) -> RenderableType:
-        """Return what there is to see now."""
+        """Return the current picture."""
         whole = max(1, self.rounds_trained + self.rounds_left)
         bar = Table.grid(padding=(0, 1))
         bar.add_row(ProgressBar(whole, self.rounds_trained, width=30), self.count(), self.times())
@@ -186,12 +162,12 @@ class LiveView(BenchView):
 
 
 def reached(metrics: Record) -> str:
-    """Write what a finished run reached on test images."""
+    """Write the test metrics of a finished run in a row."""
     return " ".join(f"{SHOWN[key]} {percent(metrics[key])}" for key in ("macro_auc", "macro_f1"))
 
 
 def percent(value: float | None) -> str:
-    """Write a share in percent; a dash where there is none.
+    """Write a share in percent, and None as a dash.
 
     >>> percent(0.9284), percent(None)
     ('92.8', '–')
@@ -200,7 +176,7 @@ def percent(value: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write a time as hours, minutes and seconds.
+    """Write seconds as hours, minutes and seconds.
 
     >>> clock(3725.4)
     '1:02:05'

@@ -1,4 +1,4 @@
-"""The commands that show: runs and benches, the partition of a setting, methods and datasets."""
+"""The commands that show things: `table`, `partition`, `methods`, `datasets`, `report` and `figures`."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -15,37 +15,52 @@ Add = Callable[[str, Callable[..., None], str], ArgumentParser]
 
 
 def add_commands(add: Add) -> None:
-    """Add the commands and their flags; `add` makes a command of a name, a function and a sentence."""
-    table = add("table", show_table, "Print the results of a bench beside the published ones.")
-    table.add_argument("folder", metavar="DIR", help="the folder of a bench")
-    table.add_argument("--select", choices=["val", "paper", "last"], default="val", help="how rounds are chosen")
+    """Add the commands and their flags; `add` creates a command from its name, function and help text."""
+    table = add("table", show_table, "Print the results of a bench, beside the paper's numbers where it has them.")
+    table.add_argument("folder", metavar="DIR", help="folder of the bench")
+    table.add_argument(
+        "--select",
+        choices=["val", "paper", "last"],
+        default="val",
+        help="round to report: best on validation (default), best on test as in the paper's code, or last",
+    )
     table.add_argument("--format", choices=["text", "markdown", "csv", "latex"], default="text")
-    deal = add("partition", show_partition, "Show how a setting deals the images to the clients.")
+    deal = add("partition", show_partition, "Show which client would get which images, without training.")
     add_preset(deal)
     deal.add_argument(
         "--out", metavar="DIR", type=not_empty, help="folder to write to (default: runs/partitions/PRESET)"
     )
     add_config_flags(deal)
     methods = add("methods", show_methods, "List the methods, or the options of one.")
-    methods.add_argument("--classes", metavar="N", type=whole(2, 512), default=20, help="in uploads")
+    methods.add_argument(
+        "--classes",
+        metavar="N",
+        type=whole(2, 512),
+        default=20,
+        help="number of classes when sizing uploads (default: 20)",
+    )
     datasets = add("datasets", show_datasets, "List the datasets, or the options of one.")
-    datasets.add_argument("--root", metavar="DIR", help="folder with one folder per dataset (default: data)")
+    datasets.add_argument("--root", metavar="DIR", help="folder that holds one folder per dataset (default: data)")
     for sub in (methods, datasets):
-        sub.add_argument("name", metavar="NAME", nargs="?", help="show the options of this one")
-    report = add("report", run_report, "Write a page that shows runs side by side; it needs no network.")
-    figures = add("figures", run_figures, "Draw what trained models make of test images, side by side: PNG and SVG.")
+        sub.add_argument("name", metavar="NAME", nargs="?", help="show the options of this one only")
+    report = add("report", run_report, "Write one HTML page that compares runs; it opens without a network.")
+    figures = add(
+        "figures", run_figures, "Draw features and class maps of test images for trained models, as PNG and SVG."
+    )
     for sub in (report, figures):
-        sub.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or one that holds several")
+        sub.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or a folder that holds several")
     report.add_argument("-o", "--out", metavar="FILE", help="page to write (default: RUN/report.html)")
-    report.add_argument("--no-pictures", action="store_true", help="leave out features and evidence on test images")
-    report.add_argument("--watch", action="store_true", help="write it again every 30 s until all runs are finished")
+    report.add_argument(
+        "--no-pictures", action="store_true", help="leave out the pictures of test images, which need the data"
+    )
+    report.add_argument("--watch", action="store_true", help="rewrite the page every 30 s until all runs are finished")
     figures.add_argument("-o", "--out", metavar="DIR", help="folder to write to (default: RUN/figures)")
     figures.add_argument(
         "--images",
         metavar="N",
         type=whole(1),
         default=2000,
-        help="most test images to take features of (default: 2000)",
+        help="take features of at most this many test images (default: 2000)",
     )
 
 
@@ -60,7 +75,7 @@ def show_table(arguments: Namespace, overrides: dict[str, Any], console: "Consol
 
 
 def show_partition(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
-    """Print the partition of a setting, and write its facts and pictures."""
+    """Print which client gets which images, and write facts and pictures about it."""
     config = load_config(arguments.preset, overrides)
     from fednca.cli.progress import watching
     from fednca.data.load import federate, sites_note
@@ -111,13 +126,15 @@ def show_datasets(arguments: Namespace, overrides: dict[str, Any], console: "Con
 
 
 def run_report(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
-    """Write the page."""
+    """Write the report page."""
     from fednca.report.groups import find_runs
     from fednca.report.page import watch_page, write_page
 
     runs, out = find_runs(arguments.runs), place(arguments, "report.html")
     if arguments.watch:
-        console.print(f"writing {out} every 30 seconds; open it now", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"writing {out} every 30 seconds; you can open it now", highlight=False, markup=False, soft_wrap=True
+        )
         watch_page(runs, out)
     else:
         write_page(runs, out, pictures=not arguments.no_pictures)
@@ -135,7 +152,7 @@ def run_figures(arguments: Namespace, overrides: dict[str, Any], console: "Conso
 
 
 def place(arguments: Namespace, name: str) -> Path:
-    """Return where to write: as told, else beside the run, or here where there are several."""
+    """Return where to write: --out, else the run's folder, or the current one for several runs."""
     if arguments.out:
         return Path(arguments.out)
     return Path(arguments.runs[0]) / name if len(arguments.runs) == 1 else Path(name)

@@ -23,71 +23,93 @@ KINDS = ("onnx", "torchscript", "safetensors")
 
 
 def add_commands(add: Add) -> None:
-    """Add the commands and their flags; `add` makes a command of a name, a function and a sentence."""
-    predict = add("predict", run_predict, "Say what images show, with a trained model.")
-    evaluate = add("evaluate", run_evaluate, "Judge a trained model on new labelled images, with confidence intervals.")
+    """Add the commands and their flags; `add` creates a command from its name, function and help text."""
+    predict = add("predict", run_predict, "Find out what images show, with a trained model.")
+    evaluate = add(
+        "evaluate", run_evaluate, "Measure a trained model on new labelled images, with confidence intervals."
+    )
     export = add("export", run_export, "Write a trained model as one file for other programs, with a model card.")
-    serve = add("serve", run_serve, "Open a local page to drop an image on and see what a trained model finds where.")
+    serve = add("serve", run_serve, "Open a local page: drop an image on it and see what a trained model finds where.")
     for sub in (predict, evaluate, export, serve):
         sub.add_argument("run", metavar="RUN", help="folder of the run")
     add_predict_flags(predict)
     add_evaluate_flags(evaluate)
     export.add_argument("--to", required=True, choices=KINDS, help="kind of file")
-    export.add_argument("--out", metavar="FILE", help="default: RUN/export/model, with the ending of its kind")
-    serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    serve.add_argument("--port", metavar="N", type=whole(1, 65535), default=7860, help="default: 7860")
+    export.add_argument(
+        "--out", metavar="FILE", help="file to write (default: RUN/export/model.onnx, .pt or .safetensors)"
+    )
+    serve.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1, this machine only)",
+    )
+    serve.add_argument(
+        "--port", metavar="N", type=whole(1, 65535), default=7860, help="port to listen on (default: 7860)"
+    )
     serve.add_argument("--max-mb", metavar="N", type=float, default=20, help="largest image to accept (default: 20)")
     for sub in (predict, evaluate, serve):
         sub.add_argument("--device", metavar="NAME", default="auto", help="auto (the default), cpu, cuda or cuda:N")
 
 
 def add_predict_flags(predict: ArgumentParser) -> None:
-    """Add what `predict` reads and writes."""
+    """Add the flags of `predict`."""
     predict.add_argument("images", metavar="IMAGES", nargs="+", help="image files, or folders of them")
     add_threshold(predict)
     kinds = predict.add_mutually_exclusive_group()
-    kinds.add_argument("--json", action="store_true", help="write JSON; without --json or --csv: a table")
-    kinds.add_argument("--csv", action="store_true", help="write CSV, as it is done without a terminal, too")
-    predict.add_argument("--out", metavar="FILE", help="write to this file; its ending, .json or .csv, tells the kind")
-    predict.add_argument("--evidence", metavar="DIR", help="write pictures of where the classes were found")
+    kinds.add_argument("--json", action="store_true", help="write JSON instead of a table")
+    kinds.add_argument("--csv", action="store_true", help="write CSV, the default when the output is not a terminal")
+    predict.add_argument("--out", metavar="FILE", help="write to this file, as JSON or CSV by its ending")
+    predict.add_argument("--evidence", metavar="DIR", help="write pictures that show where the classes were found")
 
 
 def add_evaluate_flags(evaluate: ArgumentParser) -> None:
-    """Add what `evaluate` reads and how it judges."""
+    """Add the flags of `evaluate`."""
     evaluate.add_argument("--data", metavar="DIR", required=True, help="folder with labels.csv and the images")
-    evaluate.add_argument("--table", metavar="FILE", help="the table, below the folder (default: labels.csv)")
+    evaluate.add_argument("--table", metavar="FILE", help="the table, inside the folder (default: labels.csv)")
     columns = evaluate.add_argument_group(
-        "columns of the table", "Left out: those of the training table, where present."
+        "columns of the table", "By default those of the training table, if the new one has them."
     )
     columns.add_argument("--label-column", metavar="NAME", help="column that names the classes of an image")
-    columns.add_argument("--separator", metavar="TEXT", type=not_empty, help="what stands between the names, else |")
-    columns.add_argument("--group-column", metavar="NAME", help="column of what is resampled together, as the patient")
-    evaluate.add_argument("--split", choices=["train", "val", "test"], help="only these rows (default: all)")
-    evaluate.add_argument("--by", metavar="COLUMN", help="tell metrics apart by the values of this column, too")
-    evaluate.add_argument("--ignore-extra", action="store_true", help="leave out classes that the model does not know")
+    columns.add_argument(
+        "--separator", metavar="TEXT", type=not_empty, help="text between two class names (default: |)"
+    )
+    columns.add_argument(
+        "--group-column", metavar="NAME", help="column whose equal values are resampled together, such as the patient"
+    )
+    evaluate.add_argument(
+        "--split", choices=["train", "val", "test"], help="use only the rows of this split (default: all)"
+    )
+    evaluate.add_argument("--by", metavar="COLUMN", help="also give metrics for each value of this column")
+    evaluate.add_argument("--ignore-extra", action="store_true", help="ignore classes that the model does not know")
     add_threshold(evaluate)
     evaluate.add_argument(
-        "--resamples", metavar="N", type=whole(1), default=1000, help="of the bootstrap (default: 1000)"
+        "--resamples", metavar="N", type=whole(1), default=1000, help="resamples of the bootstrap (default: 1000)"
     )
-    evaluate.add_argument("--confidence", metavar="X", type=float, default=0.95, help="default: 0.95")
-    evaluate.add_argument("--seed", metavar="N", type=whole(0), default=0, help="of the bootstrap (default: 0)")
+    evaluate.add_argument(
+        "--confidence", metavar="X", type=float, default=0.95, help="confidence of the intervals (default: 0.95)"
+    )
+    evaluate.add_argument("--seed", metavar="N", type=whole(0), default=0, help="seed of the bootstrap (default: 0)")
     evaluate.add_argument("--json", action="store_true", help="write JSON instead of tables")
-    evaluate.add_argument("--out", metavar="FILE", help="write the JSON to this file, too")
+    evaluate.add_argument("--out", metavar="FILE", help="also write the JSON to this file")
 
 
 def add_threshold(parser: ArgumentParser) -> None:
-    """Add the flags that predict and evaluate share."""
+    """Add the flags that `predict` and `evaluate` share."""
     parser.add_argument(
         "--threshold",
         metavar="calibrated|X",
         default="calibrated",
-        help="probability above which a class counts as found: the model's own (the default) or a number for all",
+        help="probability above which a class counts as found: `calibrated` (default), each class's own threshold that "
+        "the run chose on validation images, or one number for all classes",
     )
-    parser.add_argument("--batch-size", metavar="N", type=whole(1), default=64, help="images at once (default: 64)")
+    parser.add_argument(
+        "--batch-size", metavar="N", type=whole(1), default=64, help="images scored at once (default: 64)"
+    )
 
 
 def run_predict(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
-    """Print or write what the model says of images; those that cannot be read are told on stderr."""
+    """Print or write the model's predictions; name unreadable images on stderr."""
     kind = output_kind(arguments, console)
     from fednca.data.images import ImageError
     from fednca.use.predict import Prediction, predict, to_csv, to_json
@@ -118,9 +140,9 @@ def run_predict(arguments: Namespace, overrides: dict[str, Any], console: "Conso
 
 
 def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
-    """Print metrics with confidence intervals, in all, by class, and by the values of a column."""
+    """Print metrics with confidence intervals: overall, by class, and by the values of a column."""
     if not 0 < arguments.confidence < 1:
-        raise FedncaError(f"--confidence {arguments.confidence:g} is not between 0 and 1")
+        raise FedncaError(f"--confidence {arguments.confidence:g} is not between 0 and 1; give a number such as 0.95")
     from fednca.use.bootstrap import Resampling
     from fednca.use.evaluate import Reading, evaluate, read_labelled, trained_by
     from fednca.use.tables import classes_table, fit, means_table
@@ -160,14 +182,16 @@ def run_evaluate(arguments: Namespace, overrides: dict[str, Any], console: "Cons
 
 
 def warn_of_training_data(model: "TrainedModel", arguments: Namespace) -> None:
-    """Say so on stderr where the model is judged on what it was trained on."""
+    """Warn on stderr if the model is measured on its own training data."""
     root = model.run.placed.data.root
     if root is not None and Path(root).resolve() == Path(arguments.data).resolve() and arguments.split != "test":
-        sys.stderr.write(f"fednca: '{arguments.data}' is what the model was trained on, so expect worse elsewhere\n")
+        sys.stderr.write(
+            f"fednca: '{arguments.data}' is what the model was trained on, so expect worse on other images\n"
+        )
 
 
 def run_export(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
-    """Write the model and its card, and say how well the file agrees with the model."""
+    """Write the model and its card, and print how closely the file agrees with the model."""
     from fednca.use.export import SUFFIXES, export
 
     model = open_model(arguments, device="cpu")
@@ -175,19 +199,19 @@ def run_export(arguments: Namespace, overrides: dict[str, Any], console: "Consol
     if path.is_dir():
         raise FedncaError(f"'{path}' is a folder; name a file in it")
     difference, card = export(model, arguments.to, path)
-    said = f"{path}: {path.stat().st_size / 1e6:.2f} MB, within {difference:.1g} of the model; its card: {card}"
+    said = f"{path}: {path.stat().st_size / 1e6:.2f} MB, within {difference:.1g} of the model; model card: {card}"
     console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def run_serve(arguments: Namespace, overrides: dict[str, Any], console: "Console") -> None:
     """Show the page until Ctrl-C."""
     if not 0 < arguments.max_mb < float("inf"):
-        raise FedncaError(f"--max-mb {arguments.max_mb:g} is not a size above 0")
+        raise FedncaError(f"--max-mb {arguments.max_mb:g} is not a size above 0; give megabytes, such as 20")
     check_address(arguments.host, arguments.port)
     from fednca.use.serve import is_loopback, serve
 
     if not is_loopback(arguments.host):
-        sys.stderr.write(f"fednca: everybody who reaches {arguments.host} can use the page; there is no password\n")
+        sys.stderr.write(f"fednca: anyone who can reach {arguments.host} can use the page; there is no password\n")
 
     def announce(url: str) -> None:
         console.print(f"{url} (Ctrl-C stops)", highlight=False, markup=False, soft_wrap=True)
@@ -196,7 +220,7 @@ def run_serve(arguments: Namespace, overrides: dict[str, Any], console: "Console
 
 
 def open_model(arguments: Namespace, device: str | None = None) -> "TrainedModel":
-    """Load the model of the run, and say on stderr what must be known of it."""
+    """Load the model of the run, and print its note, if it has one, on stderr."""
     from fednca.runs import Run
     from fednca.use.model import TrainedModel
 
@@ -207,7 +231,7 @@ def open_model(arguments: Namespace, device: str | None = None) -> "TrainedModel
 
 
 def output_kind(arguments: Namespace, console: "Console") -> str:
-    """Decide between table, JSON and CSV, by the flags, the file's ending, and whether somebody is looking."""
+    """Choose table, JSON or CSV: by the flags, else the file's ending, else a table on a terminal and CSV without."""
     if arguments.json or arguments.csv:
         return "json" if arguments.json else "csv"
     if arguments.out is not None:
@@ -219,12 +243,12 @@ def output_kind(arguments: Namespace, console: "Console") -> str:
 
 
 def check_address(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on, before a model is loaded for it."""
+    """Refuse an address that cannot be listened on, before the model is loaded."""
     import socket
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        host.encode("idna")  # what is no name of a host would leave a socket open
+        host.encode("idna")  # an invalid host name would leave a socket open
         socket.create_server((host.strip("[]"), port), family=family).close()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -232,7 +256,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder before any work is done for it."""
+    """Create a folder early, so that a failure costs no work."""
     from fednca.base.files import explain_write
 
     with explain_write(folder):
@@ -241,7 +265,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def prepare_file(name: str) -> Path:
-    """Create the folder of a file, and refuse a folder in its place, before any work is done for it."""
+    """Create the folder of a file, and refuse a folder as the file, before any work is done."""
     path = Path(name)
     if path.is_dir():
         raise FedncaError(f"'{path}' is a folder; name a file in it")
@@ -250,7 +274,7 @@ def prepare_file(name: str) -> Path:
 
 
 def write(content: str, path: Path | None) -> None:
-    """Write to a file, or to standard output; bytes of a file's name that are no UTF-8 as JSON would write them."""
+    """Write to a file, or to standard output; bytes of file names that are not UTF-8 are escaped as in JSON."""
     encoded = content.encode(errors="backslashreplace")
     if path is None:
         sys.stdout.write(encoded.decode())
@@ -261,14 +285,14 @@ def write(content: str, path: Path | None) -> None:
 
 
 def tell_failed(failed: "list[ImageError]") -> None:
-    """Name the images that were left out."""
+    """Name the images that could not be read on stderr."""
     for error in failed:
         sys.stderr.write(f"fednca: {error}\n")
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show on stderr, where it is a terminal, how far something is; give what tells it that more is done."""
+    """Show a progress bar on stderr if that is a terminal; yield a function that advances it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

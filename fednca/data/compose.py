@@ -1,12 +1,13 @@
 """Multi-label images made from single-label ones: one or two of them on a black canvas of twice their side."""
 
-from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fednca.base.errors import FedncaError
+from fednca.base.randomness import numpy_rng
+from fednca.data.types import Split
 
 
 def compose(
@@ -40,12 +41,18 @@ def compose(
     return canvases, hot
 
 
-def composite_counts(class_counts: Sequence[int], singles: int | None, pairs: int) -> tuple[int, NDArray[np.float64]]:
-    """Return how many canvases `compose` would make, and the share of them that show each class, (C,)."""
-    alone = np.array([count if singles is None else singles for count in class_counts])
-    partners = len(alone) - 1
-    total = int(alone.sum()) + pairs * len(alone) * partners // 2
-    return total, (alone + pairs * partners) / total
+def composites(
+    name: str,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.integer],
+    num_classes: int,
+    singles: int | None,
+    pairs: int,
+    seed: int,
+) -> Split:
+    """Compose a split whose name, such as `digits train`, and seed decide everything that is drawn."""
+    rng = numpy_rng(seed, f"{name} composites")
+    return Split(*compose(images, labels, num_classes, singles=singles, pairs=pairs, rng=rng))
 
 
 def _draw_singles(members: list[NDArray[np.intp]], singles: int, rng: np.random.Generator) -> NDArray[np.intp]:

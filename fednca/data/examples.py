@@ -9,7 +9,7 @@ from fednca.data.types import FileImages, Split
 
 
 def choose_rows(shows: NDArray[np.bool_], most: int) -> list[int]:
-    """Choose rows (N, C) one by one, each time the first of those that add most to the classes shown least so far.
+    """Choose rows of (N, C) one by one: each time the first that adds most to the classes shown least so far.
 
     >>> choose_rows(np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]], bool), 2)
     [1, 2]

@@ -13,9 +13,9 @@ from fednca.data.partition import summary
 
 
 def partition_report(federation: Federation, settings: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Describe a federation in plain JSON; a distance that is not defined is None.
+    """Describe a federation in plain JSON; an undefined distance is None.
 
-    settings: what the partition was asked for, as the caller knows it; the federation's own facts go before it.
+    settings: what the caller asked for; where the federation knows better, its own values replace them.
     """
     dataset, train, val = federation.dataset, federation.train, federation.val
     partition = train.partition
@@ -46,13 +46,13 @@ def partition_report(federation: Federation, settings: Mapping[str, object] | No
 
 
 def train_counts(federation: Federation) -> NDArray[np.intp]:
-    """Count the training positives of each client and class, as the client sees them: (K, C)."""
+    """Count each client's training images of each class, by the labels the client sees: (K, C)."""
     share = federation.train
     return summary(share.partition, share.split.labels[share.rows])
 
 
 def client_names(federation: Federation) -> list[str]:
-    """Name the clients: after their sites where each one is a site, else by number."""
+    """Name the clients: by their sites if each client is one site, else by number."""
     share, sites = federation.train, federation.dataset.sites
     numbers = [str(k) for k in range(len(share.partition.clients))]
     if share.split.sites is None or len(sites) != len(numbers):
@@ -68,7 +68,7 @@ def positives(labels: NDArray[np.int8]) -> NDArray[np.intp]:
 
 
 def all_zero_share(labels: NDArray[np.int8]) -> float:
-    """Return the share of images without any known positive label, nan without images; labels: (N, C)."""
+    """Return the share of images without a known positive label; nan without images; labels: (N, C)."""
     return float(1 - (labels == 1).any(axis=1).mean()) if len(labels) else math.nan
 
 
@@ -89,5 +89,5 @@ def _by_class(federation: Federation, counts: NDArray[np.intp]) -> dict[str, int
 
 
 def _number(value: float) -> float | None:
-    """JSON has no nan."""
+    """Turn nan, which JSON lacks, into None."""
     return None if math.isnan(value) else value

@@ -8,7 +8,7 @@ from typing import Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.base.arrays import write_arrays
+from fednca.base.arrays import read_arrays, write_arrays
 from fednca.base.errors import FedncaError, unknown_name
 from fednca.base.randomness import numpy_rng
 from fednca.data.partition import (
@@ -19,10 +19,11 @@ from fednca.data.partition import (
     dirichlet_presence,
     from_arrays,
     natural_sites,
-    read_partition,
     to_arrays,
 )
 from fednca.data.types import Dataset, Split
+
+WAY_OUT = "give a file that save() wrote"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,9 @@ class Federation:
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> Self:
         """Rebuild the federation that `save` wrote for this dataset."""
-        arrays = read_partition(path, "fingerprint")
+        arrays = read_arrays(path, WAY_OUT)
+        if "fingerprint" not in arrays:
+            raise FedncaError(f"'{path}' has no array 'fingerprint'; {WAY_OUT}")
         known = fingerprint(dataset, dataset.test)
         same_test = str(arrays.get("test/fingerprint", known)) == known  # older runs lack it
         if str(arrays["fingerprint"]) != fingerprint(dataset, dataset.train, dataset.val) or not same_test:

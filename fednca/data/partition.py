@@ -6,13 +6,11 @@ concentration of the shares in which a class's images go to its clients: the sma
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fednca.base.arrays import read_arrays, write_arrays
 from fednca.base.errors import FedncaError, unknown_name
 from fednca.base.randomness import numpy_rng
 
@@ -26,7 +24,6 @@ NOWHERE = "no client may hold this label set"
 ELSEWHERE = "does not fit its group's client"
 
 ATTEMPTS = 100
-WAY_OUT = "give a file that save() wrote"
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,24 +156,6 @@ def summary(partition: Partition, labels: NDArray[np.int8]) -> NDArray[np.intp]:
     """Count the positives that each client sees of each class: (K, C)."""
     seen = (partition.client_labels(labels, k) for k in range(len(partition.clients)))
     return np.stack([(own == 1).sum(axis=0) for own in seen])
-
-
-def save(partition: Partition, path: Path) -> None:
-    """Write the partition as an npz file."""
-    write_arrays(path, to_arrays(partition))
-
-
-def load_partition(path: Path) -> Partition:
-    """Read a partition that `save` wrote."""
-    return from_arrays(read_partition(path, "owner"))
-
-
-def read_partition(path: Path, needed: str) -> dict[str, NDArray[np.generic]]:
-    """Read the arrays of a partition file, and refuse a file without the array called `needed`."""
-    arrays = read_arrays(path, WAY_OUT)
-    if needed not in arrays:
-        raise FedncaError(f"'{path}' has no array '{needed}'; {WAY_OUT}")
-    return arrays
 
 
 def to_arrays(partition: Partition) -> dict[str, NDArray[np.generic]]:

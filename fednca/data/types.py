@@ -83,7 +83,7 @@ class Dataset:
 
 
 class Source(Protocol):
-    """A dataset: a module in `fednca.data.sources`, whose name is the dataset's with '_' for '-'."""
+    """A dataset: a module in `fednca.data.sources`, or a module or an object of one's own."""
 
     Options: type[options.Options]
     SUMMARY: str

@@ -6,7 +6,7 @@ import platform
 import torch
 
 from fednca.base.errors import FedncaError, UnfitEngineError, unknown_name
-from fednca.base.plugins import is_reference, load_plugin, plugin_names
+from fednca.base.plugins import find_plugin, plugin_names
 from fednca.base.randomness import GLOBAL
 from fednca.config import Config
 from fednca.data.processes import cores
@@ -29,9 +29,9 @@ def select_engine(place: Workplace) -> Engine:
     if wanted == AUTO:
         wanted = "graphs" if place.device.type == "cuda" else "processes"
     builders = {"graphs": build_graphs, "processes": build_processes}
-    if is_reference(wanted) or wanted in plugin_names("engines"):
-        found: Engine = load_plugin("engines", wanted)(place)
-        return found
+    if (outside := find_plugin("engines", wanted)) is not None:
+        engine: Engine = outside(place)
+        return engine
     if wanted not in builders:
         raise unknown_name("engine", wanted, [AUTO, EAGER, *builders, *plugin_names("engines")])
     try:

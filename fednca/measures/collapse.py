@@ -49,7 +49,7 @@ def class_means(pairs: Pairs, num_classes: int) -> Tensor:
 
 
 def measure_collapse(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float | None]:
-    """Measure a model in evaluation mode on labelled images; None marks what is not defined."""
+    """Measure NC1, NC2 and NC3 of a model in evaluation mode on labelled images; None if not defined."""
     pairs, head = positive_pairs(model, batches), model.get_submodule("head")
     W = head.classifier_weights() if isinstance(head, Head) else None
     num_classes = int(pairs.classes.max()) + 1 if len(pairs.classes) else 0

@@ -58,7 +58,7 @@ class LocalLoss(nn.Module):
 def add_by_samples(
     totals: Tensors, losses: Losses, model: nn.Module, weights: Tensors, images: Tensor, labels: Tensor
 ) -> None:
-    """Add the squared gradients of a batch's samples, differentiating the whole model for each."""
+    """Add the squared gradients of a batch's samples by differentiating the whole model for each one."""
     loss = LocalLoss(losses, model)
 
     def loss_of_one(weights: Tensors, image: Tensor, label: Tensor) -> Tensor:
@@ -168,7 +168,6 @@ def add_by_layers(
     totals: Tensors, losses: Losses, model: nn.Module, weights: Tensors, images: Tensor, labels: Tensor
 ) -> None:
     """Add the squared gradients of a batch's samples layer by layer, in one backward pass over the batch."""
-
     calls: list[str] = []
     first: list[Tensor] = []  # what is before or behind layers with nothing trained before them
 
@@ -214,7 +213,7 @@ def instead(module: nn.Module, forward: Forward) -> Iterator[None]:
 
 
 def gradients_of_losses(losses: Losses, output: Output, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of every sample's own loss by its logits and its features."""
+    """Return the gradients of every sample's own loss with respect to its logits and its features."""
 
     def loss_of_one(logits: Tensor, features: Tensor, image: Tensor, label: Tensor) -> Tensor:
         given = Given(Output(logits[None], None, features[None]))

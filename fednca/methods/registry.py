@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fednca.base.errors import FedncaError, unknown_name
-from fednca.base.plugins import is_reference, load_plugin, plugin_names
+from fednca.base.plugins import find_plugin, plugin_names
 from fednca.config import validate
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def find_method(name: str) -> "Method":
     """Return a method with its defaults."""
     from fednca.methods.contract import Method
 
-    if is_reference(name) or name in plugin_names("methods"):
-        found = load_plugin("methods", name)
+    found = find_plugin("methods", name)
+    if found is not None:
         if not isinstance(found, Method):
-            raise FedncaError(f"'{name}' is no method; let the name be that of a fednca.methods.Method")
+            raise FedncaError(f"'{name}' is a {type(found).__name__}; name a fednca.methods.contract.Method")
         return found
     if name not in method_names():
         raise unknown_name("method", name, method_names())

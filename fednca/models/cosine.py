@@ -13,7 +13,10 @@ def unit_features(feature_map: Tensor, like: Tensor) -> Tensor:
 
 
 class CosineHead(Head):
-    """Cosines with fixed unit prototypes (C, d), absent from the state dict, times one learnable scale: s·z·m_c."""
+    """The feature's cosine with each class's fixed unit vector, times one learnable scale: s·z·m_c.
+
+    prototypes: (C, d), the class vectors, which are not in the state dict.
+    """
 
     prototypes: Tensor
 
@@ -35,7 +38,7 @@ class CosineHead(Head):
 
 
 class SphereHead(Head):
-    """Scores W·z + b; W (C, d) and b () are not trained but in the state dict, so that calibration can replace them."""
+    """Scores W·z + b; W (C, d) and b () are fixed, but in the state dict, so that SphereFed can replace them."""
 
     weight: Tensor
     offset: Tensor

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fednca.base.errors import FedncaError, unknown_name
-from fednca.base.plugins import is_reference, load_plugin, plugin_names
+from fednca.base.plugins import find_plugin, plugin_names
 from fednca.models.ladm import LADM
 
 
@@ -60,7 +60,7 @@ class LinearHead(Head):
 
 
 class MLPHead(Head):
-    """The released baseline head "FC" on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
+    """The head "FC" of the authors' code, on the globally pooled feature: Linear, LayerNorm, GELU, Linear."""
 
     def __init__(self, dim: int, num_classes: int, hidden: int = 1024) -> None:
         """Build the layers from d channels over `hidden` units to C logits."""
@@ -76,7 +76,11 @@ class MLPHead(Head):
 
 
 class _PrototypeHead(Head):
-    """Prototypes (C, d), fixed and absent from the state dict unless `trainable`, and the released affine logits."""
+    """Base of heads that compare features with class vectors (prototypes), (C, d).
+
+    The vectors are fixed and not in the state dict, unless `trainable`. `affine` adds the learnable scale and biases of
+    the authors' code to the logits.
+    """
 
     prototypes: Tensor
     scale: nn.Parameter | None
@@ -147,12 +151,10 @@ POOLED_HEADS: dict[str, Callable[[int, int], Head]] = {"linear": LinearHead, "ml
 
 def pooled_head(name: str) -> Callable[[int, int], Head]:
     """Return what builds a head from channels and classes, by name: one of these, an entry point, or a reference."""
-    if name in POOLED_HEADS:
-        return POOLED_HEADS[name]
-    if is_reference(name) or name in plugin_names("heads"):
-        found: Callable[[int, int], Head] = load_plugin("heads", name)
-        return found
-    raise unknown_name("head", name, [*POOLED_HEADS, *plugin_names("heads")])
+    found: Callable[[int, int], Head] | None = POOLED_HEADS.get(name) or find_plugin("heads", name)
+    if found is None:
+        raise unknown_name("head", name, [*POOLED_HEADS, *plugin_names("heads")])
+    return found
 
 
 class Classifier(nn.Module):

@@ -19,7 +19,7 @@ class PerClassLinear(nn.Linear):
 
 
 class DecoderHead(Head):
-    """One decoder layer from learnable class queries to the map, without self-attention between the queries."""
+    """One decoder layer: learnable class queries attend to the map, but not to each other."""
 
     attends: ClassVar[bool] = True
 

@@ -1,1 +1,1 @@
-"""What people look at: tables, figures and pages, and nothing that trains."""
+"""Tables, figures and pages about runs; nothing here trains."""

@@ -1,4 +1,4 @@
-"""A bench's results beside the published ones: mean and deviation over seeds, as text, Markdown, CSV or LaTeX."""
+"""A bench's results beside the paper's: mean and deviation over seeds, as text, Markdown, CSV or LaTeX."""
 
 import csv
 import io
@@ -24,14 +24,14 @@ Mark = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Entry:
-    """A metric of a row over its seeds, in percent, and what the paper reports."""
+    """A metric of a row over its seeds and the paper's value, if there is one, both in percent."""
 
     mean: float
     std: float | None
     published: float | None
 
     def text(self) -> str:
-        """Write mean ± deviation and, where published, the published value and the difference to it.
+        """Write mean ± deviation and, if there is one, the published value with the difference from it.
 
         >>> Entry(55.0, 7.07, 50.0).text()
         '55.0±7.1 (50.0, +5.0)'
@@ -47,10 +47,10 @@ class Line:
 
     name: str
     seeds: list[int]
-    wanted: int  # how many seeds are asked for
+    wanted: int  # how many seeds the bench asks for
     entries: dict[str, Entry | None]
-    federated: bool  # not the bound that federated methods are measured against
-    note: str = ""  # what must be said wherever the row is shown
+    federated: bool  # False for centralized training, which is a reference and not ranked
+    note: str = ""  # a remark to print wherever the row is shown
 
     @property
     def complete(self) -> bool:
@@ -59,7 +59,7 @@ class Line:
 
     @property
     def count(self) -> str:
-        """How many seeds have been run, and of how many where some are missing.
+        """How many seeds have been run, and out of how many if some are missing.
 
         >>> [Line("fedavg", seeds, 3, {}, federated=True).count for seeds in ([0, 1, 2], [1], [])]
         ['3', '1 of 3', '0 of 3']
@@ -68,7 +68,7 @@ class Line:
 
 
 def compare(bench: Bench, select: str = "val") -> list[Line]:
-    """Return the rows of a bench; `select` is how the round of a run is chosen, as in `Run.results`."""
+    """Return the rows of a bench; `select` names the round of each run to report, as in `Run.results`."""
     lines = []
     for row, runs in zip(bench.rows, bench.runs().values(), strict=True):
         results = [run.results[select] for run in runs.values()]
@@ -86,7 +86,7 @@ def compare(bench: Bench, select: str = "val") -> list[Line]:
 
 
 def value_of(result: Mapping[str, Any], metric: str, part: str = "test") -> float | None:
-    """Return a metric of a run or a round; the paper's choice of round has no calibrated one."""
+    """Return a metric of a run or a round; None for calibrated F1 of the round the paper would choose."""
     if metric.endswith(AT_THRESHOLDS):
         result = result.get("calibrated", {})
     value: float | None = result[part][metric.removesuffix(AT_THRESHOLDS)] if result else None
@@ -94,7 +94,7 @@ def value_of(result: Mapping[str, Any], metric: str, part: str = "test") -> floa
 
 
 def ranks(lines: Sequence[Line], metric: str) -> dict[str, int]:
-    """Return the place of the best and second federated rows with all seeds, as far as their shown values differ."""
+    """Return 0 for the best and 1 for the second federated rows with all seeds; equal shown values share a place."""
     known = {line.name: line.entries[metric] for line in lines if line.federated and line.complete}
     values = {name: round(entry.mean, 1) for name, entry in known.items() if entry}
     order = sorted(set(values.values()), reverse=True)[:2]
@@ -102,7 +102,7 @@ def ranks(lines: Sequence[Line], metric: str) -> dict[str, int]:
 
 
 def grid(lines: Sequence[Line], best: Mark, second: Mark, plain: Mark) -> list[list[str]]:
-    """Return the table's cells, best and second marked in each column; a row without runs says so."""
+    """Return the table's cells with best and second marked in each column; a row without runs says `not run`."""
     places = {metric: ranks(lines, metric) for metric in COLUMNS}
     marks = [best, second, plain]
     table = []
@@ -122,18 +122,19 @@ def header() -> list[str]:
 
 
 def remarks(lines: Sequence[Line], select: str) -> list[str]:
-    """Say which round the numbers are of, what stands beside them, what is marked, and what must be said of rows."""
+    """Return the legend of the table, then the remarks about single rows."""
     known = any(entry and entry.published is not None for line in lines for entry in line.entries.values())
-    beside = " (published, difference to it)" if known else ""
+    beside = " (published value, difference from it)" if known else ""
     legend = (
         f"round: {SELECTIONS[select]}; mean±sample standard deviation over seeds{beside}; "
-        "cal.: F1 at calibrated thresholds; best bold, second underlined, of the federated rows with all seeds"
+        "F1 at threshold 0.5, cal.: at thresholds chosen on validation images; "
+        "among federated rows with all seeds the best is bold, the second underlined"
     )
     return [legend, *(f"{line.name}: {line.note}" for line in lines if line.note)]
 
 
 def to_markdown(lines: Sequence[Line], select: str = "val") -> str:
-    """Write a Markdown table, best bold and second underlined."""
+    """Write a Markdown table with best bold and second underlined."""
     rows = grid(lines, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", str)
     aligned = ["---", *["---:"] * (len(header()) - 1)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in [header(), aligned, *rows])
@@ -141,7 +142,7 @@ def to_markdown(lines: Sequence[Line], select: str = "val") -> str:
 
 
 def to_latex(lines: Sequence[Line], select: str = "val") -> str:
-    """Write a LaTeX tabular, best bold and second underlined."""
+    """Write a LaTeX tabular with best bold and second underlined."""
 
     def clean(text: str) -> str:
         return text.translate(LATEX)
@@ -167,7 +168,7 @@ def to_csv(lines: Sequence[Line], select: str = "val") -> str:
 
 
 def to_text(lines: Sequence[Line], select: str = "val") -> str:
-    """Write columns for a terminal as console markup, best bold and second underlined."""
+    """Write console markup for a terminal, with best bold and second underlined."""
     plain = [header(), *grid(lines, str, str, str)]
     styled = grid(lines, partial(style, "bold"), partial(style, "underline"), escape)
     marked = [[style("dim", name) for name in header()], *styled]
@@ -182,7 +183,7 @@ def to_text(lines: Sequence[Line], select: str = "val") -> str:
 
 
 def style(name: str, text: str) -> str:
-    """Mark text up in a style."""
+    """Wrap a text in the console markup of a style."""
     return f"[{name}]{escape(text)}[/{name}]"
 
 

@@ -1,4 +1,4 @@
-"""Everything the report page shows of runs, as plain JSON: what was run, how it went, what came of it."""
+"""The data of the report page as plain JSON: settings, curves, results and speed of runs."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,11 +33,11 @@ BY_CLASS = {
 }
 OPTIONS = ("method.options.", "method.learner_options.")
 Facts = dict[str, Any]
-Federations = Mapping[str, Federation | str]  # by setting; a text says why there is none
+Federations = Mapping[str, Federation | str]  # by setting; a text instead says why its data could not be loaded
 
 
 def load_federations(groups: Sequence[Group]) -> dict[str, Federation | str]:
-    """Load the data of each setting once; where that fails, say why."""
+    """Load the data of each setting once; where that fails, keep the reason instead."""
     found: dict[str, Federation | str] = {}
     for group in groups:
         key = setting(group)
@@ -70,12 +70,12 @@ def page_facts(groups: Sequence[Group], federations: Federations) -> Facts:
 
 
 def _is_methods(path: str) -> bool:
-    """Tell whether a setting is shown with its method."""
+    """Return whether a setting belongs to the method, with which the page shows it."""
     return path.startswith(OPTIONS) or path in {"method.name", "method.learner"}
 
 
 def group_facts(group: Group) -> Facts:
-    """Describe one method: what it is, its curves as bands over seeds, and its results."""
+    """Describe one method: its settings, its curves as bands over seeds, and its results."""
     histories = [run.history for run in group.runs]
     records = [record for history in histories for record in history]
     judged = [record for record in records if "test" in record]
@@ -109,7 +109,7 @@ def group_facts(group: Group) -> Facts:
 
 
 def method_facts(name: str) -> Facts:
-    """Describe a method in its own words."""
+    """Describe a method by what its class says about itself."""
     found = find_method(name)
     about = found.about
     return {
@@ -122,7 +122,7 @@ def method_facts(name: str) -> Facts:
 
 
 def run_facts(run: Run, history: list[Line]) -> Facts:
-    """Describe one run: where it is, how far it is, how fast it goes, on what."""
+    """Describe one run: its folder, progress, speed and machine."""
     begun = (run.folder / "environment.json").is_file()
     environment = run.environment if begun else {}
     on_gpu = environment.get("gpu") and not run.config.device.startswith("cpu")
@@ -145,7 +145,7 @@ def run_facts(run: Run, history: list[Line]) -> Facts:
 
 
 def bands(values: Iterable[tuple[int, float | None]]) -> Facts:
-    """Return mean, least and greatest of the values of each round; a round without any is left out.
+    """Return mean, lowest and highest value of each round, leaving out rounds without any.
 
     >>> bands([(1, 0.2), (1, 0.4), (2, None)])
     {'x': [1], 'mean': [0.3], 'low': [0.2], 'high': [0.4]}
@@ -160,14 +160,14 @@ def bands(values: Iterable[tuple[int, float | None]]) -> Facts:
 
 
 def elapsed(histories: Sequence[list[Line]]) -> list[float]:
-    """Return the seconds from the first round's start to each round's end, the mean over the seeds that reached it."""
+    """Return the seconds from the start to the end of each round, averaged over the seeds that reached it."""
     clocks = [np.cumsum([record["seconds"] for record in history]) for history in histories]
     longest = max(map(len, clocks), default=0)
     return [_short(statistics.fmean(clock[i] for clock in clocks if i < len(clock))) for i in range(longest)]
 
 
 def client_losses(records: Sequence[Line]) -> dict[str, Facts]:
-    """Return each client's whole loss by round, as the mean over seeds."""
+    """Return each client's total loss by round, averaged over seeds."""
     clients = sorted({int(client) for record in records for client in record["clients"]})
     found = {}
     for client in map(str, clients):
@@ -178,7 +178,7 @@ def client_losses(records: Sequence[Line]) -> dict[str, Facts]:
 
 
 def results_facts(results: Sequence[Mapping[str, Line]]) -> Facts:
-    """Gather the seeds' results under each way to choose a round."""
+    """Collect the results of all seeds for each way of choosing a round."""
     found: Facts = {}
     for way in SELECTIONS:
         own = [each[way] for each in results if way in each]
@@ -199,7 +199,7 @@ def results_facts(results: Sequence[Mapping[str, Line]]) -> Facts:
 
 
 def spread_facts(values: Sequence[float | None]) -> Facts | None:
-    """Return mean, sample standard deviation, least and greatest of the values there are; None where there are none."""
+    """Return mean, sample standard deviation, lowest and highest of the known values, or None if there are none."""
     found = mean_and_std(values)
     if found is None:
         return None
@@ -221,7 +221,7 @@ def setting_facts(key: str, groups: Sequence[Group], federation: Federation | st
 
 
 def known_classes(groups: Sequence[Group], key: str) -> list[str]:
-    """Return the names of the classes as the first run that has begun wrote them down."""
+    """Return the class names that the first started run has recorded."""
     runs = [run for group in groups if setting(group) == key for run in group.runs]
     begun = (run.environment["classes"] for run in runs if (run.folder / "environment.json").is_file())
     return list(next(begun, []))
@@ -233,5 +233,5 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _short(value: float) -> float:
-    """Keep six digits: a curve needs no more, and the page stays small."""
+    """Keep six digits: enough for a curve, and the page stays small."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Pictures of a partition: who holds which classes, and how often each class occurs; for eyes of every kind."""
+"""Figures of a partition, safe for colour-blind readers: who holds which classes, how often each class occurs."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -18,7 +18,8 @@ from fednca.base.files import write_atomic
 from fednca.data.facts import all_zero_share, client_names, positives, train_counts
 from fednca.data.federation import Federation
 
-# Paul Tol's muted scheme, told apart under every common colour blindness, and a dark grey; the second ten are hatched.
+# Paul Tol's muted colours, distinguishable under every common colour blindness, and a dark grey. From the eleventh
+# class on the colours repeat with hatching.
 COLOURS = (
     *("#CC6677", "#332288", "#DDCC77", "#117733", "#88CCEE"),
     *("#882255", "#44AA99", "#999933", "#AA4499", "#555555"),
@@ -41,12 +42,12 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "hatch.linewidth": 1.2,
     "legend.frameon": False,
     "text.parse_math": False,  # a class name may hold a dollar sign
-    "svg.hashsalt": "fednca",  # the same picture is the same file
+    "svg.hashsalt": "fednca",  # makes equal pictures equal files
 }
 
 
 def draw_partition(federation: Federation, folder: Path) -> list[Path]:
-    """Draw the clients' classes as stacked bars and as bubbles, and the classes of train and test: PNG and SVG each."""
+    """Draw each client's classes as stacked bars and as bubbles, and the classes of train and test, as PNG and SVG."""
     name, classes = federation.dataset.name, federation.dataset.classes
     train, test = federation.train.everything()[1], federation.dataset.test.labels
     held = train_counts(federation).sum(axis=0)
@@ -61,13 +62,13 @@ def draw_partition(federation: Federation, folder: Path) -> list[Path]:
 
 
 def stacked_bars(federation: Federation) -> Figure:
-    """Draw one bar per client, a segment per class; rare classes beyond twenty are one grey segment."""
+    """Draw one bar per client with a segment per class; beyond twenty classes the rare ones share a grey segment."""
     classes, clients = readable(federation.dataset.classes), readable(client_names(federation))
     segments, labels = group_tail(train_counts(federation), classes, MOST_STACKED)
     looks = [_look(i) for i in range(len(labels))]
     if len(classes) > MOST_STACKED:
         looks[-1] = {"facecolor": OTHER}
-    slant = 0.5 * _inches(clients)  # names are turned by 30 degrees
+    slant = 0.5 * _inches(clients)  # the names are turned by 30 degrees
     figure, axes = _axes(max(6.5, 3.2 + 0.55 * len(clients)), max(4.2, 0.6 + 0.21 * len(labels)) + slant)
     tops = segments.cumsum(axis=1)
     for heights, top, look in zip(segments.T, tops.T, looks, strict=True):
@@ -78,27 +79,31 @@ def stacked_bars(federation: Federation) -> Figure:
         axes.set_xticks(np.arange(len(clients)), clients, rotation=30, ha="right", rotation_mode="anchor")
     else:
         axes.set_xticks(np.arange(len(clients)), clients)
-    axes.set(xlabel="client", ylabel="positive labels", xlim=(-0.6, len(clients) - 0.4))
-    axes.set_title(f"{federation.dataset.name}: classes of each client (on top: its images)")
+    axes.set(xlabel="client", ylabel="labels (one image may have several)", xlim=(-0.6, len(clients) - 0.4))
+    axes.set_title(
+        f"{federation.dataset.name}: labels of each client's training images\n(number above a bar: the client's images)"
+    )
     _count_axis(axes, int(tops.max(initial=0)))
     handles = [Patch(label=label, edgecolor="white", **look) for label, look in zip(labels, looks, strict=True)]
-    # Reversed, so that the legend reads as a bar does from its top to its foot.
+    # Reversed, so that the legend lists the classes in the order of a bar from top to bottom.
     figure.legend(handles=handles[::-1], loc="outside right upper")
     return figure
 
 
 def bubbles(federation: Federation) -> Figure:
-    """Draw a bubble for each client and class, its area the number of images; a dot is a class held without any."""
+    """Draw a bubble per client and class, its area the number of images; a dot is an allowed class without images."""
     classes, clients = readable(federation.dataset.classes), readable(client_names(federation))
     counts = train_counts(federation)
     largest = max(1, int(counts.max(initial=0)))
-    step = 0.42 if len(classes) <= 20 else 0.24  # inches from class to class and from client to client
+    step = 0.42 if len(classes) <= 20 else 0.24  # inches between neighbouring classes and clients
     figure, axes = _axes(
         max(4.5, 1.9 + _inches(clients) + step * len(classes)), max(3.0, 1.0 + _inches(classes) + step * len(clients))
     )
 
     def draw(column: ArrayLike, row: ArrayLike, images: NDArray[np.intp], label: str = "") -> PathCollection:
-        area = np.maximum((72 * step) ** 2 * images / largest, 1.5)  # in square points; a single image must show
+        area = np.maximum(
+            (72 * step) ** 2 * images / largest, 1.5
+        )  # in square points; even a single image must be visible
         return axes.scatter(column, row, area, color=MAIN, alpha=0.8, linewidths=0, label=label)
 
     k, c = np.nonzero(counts)
@@ -108,24 +113,24 @@ def bubbles(federation: Federation) -> Figure:
     _class_axis(axes, classes)
     axes.set_yticks(np.arange(len(clients)), clients)
     axes.set(ylabel="client", ylim=(len(clients) - 0.3, -0.7))
-    axes.set_title(f"{federation.dataset.name}: images by client and class")
+    axes.set_title(f"{federation.dataset.name}: images by client and class\n(grey dot: class allowed, but no image)")
     axes.grid()
     examples = sorted({_round(largest * share) for share in (0.1, 0.4, 1)})
     handles = [draw([], [], np.array([n]), f"{n:,}") for n in examples]
-    # The spacing is in units of the font's size: as much as the largest bubble needs.
+    # The spacing is in units of the font size, and leaves room for the largest bubble.
     spacing = {"labelspacing": 8 * step - 0.9, "handletextpad": 1.3}
     figure.legend(handles=handles, title="images", loc="outside right upper", **spacing)
     return figure
 
 
 def class_bars(title: str, classes: Sequence[str], labels: NDArray[np.int8], held: NDArray[np.intp]) -> Figure:
-    """Draw how many images show each class, those that no client holds in a second colour; held: (C,)."""
+    """Draw how many images show each class, with those that no client holds in a second colour; held: (C,)."""
     names, counts, places = readable(classes), positives(labels), np.arange(len(classes))
     wide = 0.42 if len(classes) <= 20 else 0.2
     figure, axes = _axes(max(5.0, 1.2 + wide * len(classes)), 2.8 + _inches(names))
-    axes.bar(places, held, 0.75, color=MAIN, label="with a client")
+    axes.bar(places, held, 0.75, color=MAIN, label="held by a client")
     if (counts > held).any():
-        axes.bar(places, counts - held, 0.75, held, color=LEFT_OUT, label="no client sees it")
+        axes.bar(places, counts - held, 0.75, held, color=LEFT_OUT, label="held by no client")
         figure.legend(loc="outside right upper")
     for place, count in enumerate(counts if len(classes) <= 20 else ()):
         _write_above(axes, place, int(count), f"{count:,}")
@@ -133,13 +138,13 @@ def class_bars(title: str, classes: Sequence[str], labels: NDArray[np.int8], hel
     axes.set_ylabel("images")
     share = all_zero_share(labels)
     without = f", {share:.0%} without any class" if share > 0 else ""
-    axes.set_title(f"{title} ({len(labels):,}{without})")
+    axes.set_title(f"{title}\n({len(labels):,} images{without})")
     _count_axis(axes, int(counts.max(initial=0)))
     return figure
 
 
 def group_tail(counts: NDArray[np.intp], names: Sequence[str], most: int) -> tuple[NDArray[np.intp], list[str]]:
-    """Keep at most so many columns: the most frequent, in their order, and the sum of all others as the last."""
+    """Keep at most `most` columns: the most frequent in their order, then one with the sum of all others."""
     if len(names) <= most:
         return counts, list(names)
     kept = np.sort(np.argsort(-counts.sum(axis=0), kind="stable")[: most - 1])
@@ -149,7 +154,7 @@ def group_tail(counts: NDArray[np.intp], names: Sequence[str], most: int) -> tup
 
 
 def readable(names: Sequence[str]) -> list[str]:
-    """Write names for people: spaces for underscores, long ones cut.
+    """Make names readable: spaces for underscores, long names cut.
 
     >>> readable(["Pleural_Thickening"])
     ['Pleural Thickening']
@@ -164,13 +169,13 @@ def _look(number: int) -> dict[str, Any]:
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    """Make a figure of that many inches that belongs to nobody else: pyplot would keep it."""
+    """Make a figure of this size in inches, without pyplot, which would keep it in memory."""
     figure = Figure((width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def _inches(names: Sequence[str]) -> float:
-    """Estimate the length of the longest name in print."""
+    """Estimate the printed length of the longest name."""
     return 0.075 * max(map(len, names))
 
 
@@ -182,7 +187,7 @@ def _class_axis(axes: Axes, names: Sequence[str]) -> None:
 def _count_axis(axes: Axes, highest: int) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_ylim(0, 1.07 * max(1, highest))  # room for the numbers on top of the bars
+    axes.set_ylim(0, 1.07 * max(1, highest))  # room for the numbers above the bars
     axes.grid(axis="y")
 
 

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed, taken together: a method with its options is one line in every figure."""
+"""Groups of runs that differ only in the seed: a method with its options is one line in every figure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from fednca.bench.rows import show
 from fednca.config import Config, read_toml
 from fednca.runs import Run
 
-# How a run is executed and watched, not what it is.
+# Settings that say how a run is executed and watched, and do not change what it learns.
 EXECUTION = {
     *("seed", "device", "engine", "workers", "threads", "data.root", "data.cache"),
     *("train.checkpoint_every", "evaluate.batch_size", "evaluate.collapse"),
 }
-MOST_NAMED = 4  # settings in a label
+MOST_NAMED = 4  # most settings that a label names
 LEARNER = "method.learner_options."
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of the same method and settings, by seed."""
+    """Runs of the same method and settings, sorted by seed."""
 
     label: str
     runs: list[Run]
@@ -29,12 +29,12 @@ class Group:
 
     @property
     def run(self) -> Run:
-        """The run that stands for all of them: the first that is finished, else the first."""
+        """The run that represents the group: the first finished one, else the first."""
         return next((run for run in self.runs if run.finished), self.runs[0])
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Open run folders, each once; a folder that holds run folders at any depth stands for all of them."""
+    """Open run folders, each once; a folder that holds run folders at any depth means all of them."""
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
         here = (path / "config.toml").is_file()
@@ -45,12 +45,12 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def is_of_run(config: Path) -> bool:
-    """Tell whether a config.toml is a run's; other programs call theirs so, too, as Flower does beside its runs."""
+    """Return whether a config.toml belongs to a run; Flower, for one, writes files of the same name."""
     return read_toml(config).keys() <= Config.model_fields.keys()
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Gather the runs that differ in nothing but the seed, in the order in which they come."""
+    """Group the runs that differ only in the seed, in order of first appearance."""
     found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
         own = what_it_is(run.config)
@@ -68,12 +68,12 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 
 def what_it_is(config: Config) -> dict[str, Any]:
-    """Return the settings that decide what a run is, by dotted path."""
+    """Return the settings that decide what a run learns, by dotted path."""
     return {path: value for path, value in settings(config).items() if path not in EXECUTION}
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the paths whose values are not the same everywhere.
+    """Return the paths whose values differ somewhere.
 
     >>> differing([{"train.lr": 0.1, "seed": 0}, {"train.lr": 0.2, "seed": 0}])
     ['train.lr']
@@ -83,5 +83,5 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def setting(group: Group) -> str:
-    """Return what groups must share to be trained and judged on the same images: data and partition, as a text."""
+    """Return a group's data and partition settings as a text: groups with equal texts use the same images."""
     return repr({path: value for path, value in group.settings.items() if path.startswith(("data.", "partition."))})

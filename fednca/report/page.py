@@ -1,4 +1,4 @@
-"""The report of runs as one HTML file that needs nothing else: data, style and drawing code are inside it."""
+"""The report of runs as one self-contained HTML file: data, style and drawing code are inside it."""
 
 import base64
 import json
@@ -23,20 +23,20 @@ from fednca.report.samples import Look, choose_examples, cosines, embed, look, p
 from fednca.runs import Run
 
 ASSETS = Path(__file__).parent / "assets"
-REFRESH = 30  # seconds; the page reads itself again as often while a run goes on
-IMAGES, POINTS, EXAMPLES, MOST_LOOKED = 500, 300, 4, 6  # a glance; `fednca figures` takes more
-SIDE, SMALL = 224, 64  # pixels of a picture at most, and below which its pixels shall be seen
+REFRESH = 30  # seconds between versions of the page, which reloads itself as often, while a run is unfinished
+IMAGES, POINTS, EXAMPLES, MOST_LOOKED = 500, 300, 4, 6  # small, to be quick; `fednca figures` takes more
+SIDE, SMALL = 224, 64  # most pixels in a picture's side; below SMALL the page shows single pixels sharply
 
 
 def write_page(runs: Sequence[Run], out: Path, *, pictures: bool = True) -> bool:
-    """Write the report of runs to a file; tell whether all of them are finished.
+    """Write the report of runs to a file and return whether all of them are finished.
 
-    pictures: look at test images through the finished models, which takes the data and some seconds per method.
+    pictures: show test images through the finished models, which needs the data and some seconds per method.
     """
     groups = group_runs(runs)
     federations = load_federations(groups)
     facts = page_facts(groups, federations)
-    shown, why_not = picture_facts(groups, federations) if pictures else ([], "Left out of this page.")
+    shown, why_not = picture_facts(groups, federations) if pictures else ([], "This page was written without pictures.")
     content = render(facts | {"pictures": shown, "no_pictures": why_not})
     with explain_write(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -45,16 +45,16 @@ def write_page(runs: Sequence[Run], out: Path, *, pictures: bool = True) -> bool
 
 
 def watch_page(runs: Sequence[Run], out: Path, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Write the report again and again until all runs are finished; pictures come with the last one."""
+    """Rewrite the report until all runs are finished; only the last version has pictures."""
     while not write_page(runs, out, pictures=all(run.finished for run in runs)):
         sleep(REFRESH)
 
 
 def render(facts: Facts) -> str:
-    """Put the facts into the page."""
+    """Fill the template of the page with the facts."""
     names = dict.fromkeys(group["label"].partition(":")[0].partition(" (")[0] for group in facts["groups"])
     title = " · ".join(names) if len(names) <= 4 else f"{len(facts['groups'])} methods"
-    # `<` could end the script element that holds the data.
+    # An unescaped `<` could end the script element that holds the data.
     data = json.dumps(facts, allow_nan=False, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {
         "title": escape(f"fednca report: {title}"),
@@ -68,7 +68,7 @@ def render(facts: Facts) -> str:
 
 
 def picture_facts(groups: Sequence[Group], federations: Federations) -> tuple[list[Facts], str]:
-    """Look at the test images of each setting through its finished models; tell of those that cannot be looked at."""
+    """Show each setting's test images to its finished models; return what they see, and where that failed, why."""
     found, problems = [], []
     for place, (key, federation) in enumerate(federations.items()):
         own = [(i, group) for i, group in enumerate(groups) if setting(group) == key and group.run.finished]
@@ -91,7 +91,7 @@ def picture_facts(groups: Sequence[Group], federations: Federations) -> tuple[li
 
 
 def looks_facts(seen: dict[int, Look], raw: NDArray[np.uint8], labels: NDArray[np.int8]) -> Facts:
-    """Describe what each model, by its group's number, makes of the examples raw (E, H, W, 3) with labels (E, C)."""
+    """Describe what each model sees, by group number; raw: the examples (E, H, W, 3), labels: (E, C)."""
     classes = [np.flatnonzero(row == 1).tolist() for row in labels]
     return {
         "pixels": raw.shape[1] < SMALL,
@@ -101,7 +101,7 @@ def looks_facts(seen: dict[int, Look], raw: NDArray[np.uint8], labels: NDArray[n
 
 
 def one_look(seen: Look, raw: NDArray[np.uint8], classes: list[list[int]]) -> Facts:
-    """Describe what one model makes of the images."""
+    """Describe what one model sees: its t-SNE map, its cosines and its evidence for each class."""
     plane = embed(seen.pairs, POINTS)
     return {
         "tsne": plane
@@ -125,7 +125,7 @@ def one_look(seen: Look, raw: NDArray[np.uint8], classes: list[list[int]]) -> Fa
 
 
 def as_uri(picture: NDArray[np.uint8]) -> str:
-    """Return a picture (H, W, 3) as text that a page can show without a file, shrunk where it is large."""
+    """Return a picture (H, W, 3) as a data URI, shrunk if it is large."""
     image = Image.fromarray(picture)
     image.thumbnail((SIDE, SIDE))
     content = BytesIO()

@@ -1,4 +1,4 @@
-"""What a partition did, as facts for a file: who holds what, what was left out, how far the clients are apart."""
+"""Facts about a partition as JSON: who holds what, what was left out, and how much the clients differ."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from fednca.data.federation import Federation
 
 
 def write_report(federation: Federation, folder: Path, settings: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Write `partition.json` and the pictures into a folder; return what the file says."""
+    """Write `partition.json` and the pictures into a folder; return the facts."""
     from fednca.report.figures import draw_partition
 
     report = partition_report(federation, settings)

@@ -1,4 +1,4 @@
-"""Pictures of what trained models make of test images, several runs side by side in the style of the partition's."""
+"""Figures of what trained models see in test images, several runs side by side."""
 
 import math
 import re
@@ -37,18 +37,18 @@ from fednca.report.samples import (
 )
 from fednca.runs import Run
 
-POINTS = 1000  # of a t-SNE
-EXAMPLES, SHOWN = 4, 18  # images whose evidence is drawn, and images that are just shown
+POINTS = 1000  # most points in a t-SNE map
+EXAMPLES, SHOWN = 4, 18  # images with class maps, and images in the plain grid
 MOST_ACROSS = 4  # panels in a row
 MARKERS = "osD^vPX*<>"
 DIVERGING = colormaps["RdBu_r"].with_extremes(bad="#DDDDDD")
-SIDE = 160  # pixels to which small images are enlarged, so that maps on them are smooth
+SIDE = 160  # pixels; smaller images are enlarged, so that maps on them look smooth
 
 
 def draw_pictures(runs: Sequence[Run], folder: Path, *, images: int = 2000) -> list[Path]:
-    """Draw embeddings, cosines, evidence, examples and the data of runs on the same test images: PNG and SVG each.
+    """Draw t-SNE maps, cosines, class maps, examples and the partition of runs on the same data, as PNG and SVG.
 
-    images: at most so many test images are looked at for their features.
+    images: take features of at most this many test images.
     """
     federation, panels = load_panels(runs)
     with explain_write(folder):
@@ -75,12 +75,13 @@ def draw_pictures(runs: Sequence[Run], folder: Path, *, images: int = 2000) -> l
 
 
 def load_panels(runs: Sequence[Run]) -> tuple[Federation, dict[str, Run]]:
-    """Return the data and the runs to draw by label: one for each method, or every seed where there is one method."""
+    """Return the data and the runs to draw, by label: one run per method, or every seed if there is one method."""
     groups = group_runs(runs)
     for group in groups:
         if setting(group) != setting(groups[0]):
             raise FedncaError(
-                f"'{group.run.folder}' was trained on other images than '{groups[0].run.folder}'; draw them apart"
+                f"'{group.run.folder}' was trained on other images than '{groups[0].run.folder}'; "
+                "give them to two separate commands"
             )
     if len(groups) == 1 and len(groups[0].runs) > 1:
         found = {f"{groups[0].label}, seed {run.config.seed}": run for run in groups[0].runs}
@@ -96,39 +97,22 @@ def load_panels(runs: Sequence[Run]) -> tuple[Federation, dict[str, Run]]:
 
 
 def class_points(planes: Mapping[str, Embedding], classes: Sequence[str]) -> Figure:
-    """Draw every point in the colour and sign of its class."""
-    figure, panels = _panels(len(planes), 3.3, 3.5)
-    for axes, (label, plane) in zip(panels, planes.items(), strict=True):
-        for c in range(len(classes)):
-            own = plane.points[plane.classes == c]
-            axes.scatter(own[:, 0], own[:, 1], 12, linewidths=0, label=classes[c], **_sign(c))
-        _plane(axes, label)
-    handles = [Line2D([], [], linestyle="", markersize=5, label=name, **_sign(c)) for c, name in enumerate(classes)]
-    columns = math.ceil(len(classes) / 20)
-    figure.legend(handles=handles, loc="outside right upper", ncols=columns, title="class", alignment="left")
-    figure.suptitle("t-SNE of test features, a point for each image and label", x=0.01, ha="left")
-    return figure
+    """Draw every point with the colour and marker of its class."""
+    signs = {c: _sign(c) | {"label": name} for c, name in enumerate(classes)}
+    return _points({label: (plane, plane.classes) for label, plane in planes.items()}, signs, "class")
 
 
 def label_points(planes: Mapping[str, Embedding]) -> Figure:
-    """Draw every point in a colour that tells how many labels its image has."""
+    """Draw every point in a colour for the number of labels of its image."""
     most = max(int(plane.labels.max()) for plane in planes.values())
-    shades = colormaps["viridis"](np.linspace(0, 0.92, most))
-    signs: dict[int, Any] = {n + 1: {"color": shade, "marker": MARKERS[n % 10]} for n, shade in enumerate(shades)}
-    figure, panels = _panels(len(planes), 3.3, 3.5)
-    for axes, (label, plane) in zip(panels, planes.items(), strict=True):
-        for number, sign in signs.items():
-            own = plane.points[plane.labels == number]
-            axes.scatter(own[:, 0], own[:, 1], 12, linewidths=0, alpha=0.75, label=str(number), **sign)
-        _plane(axes, label)
-    handles = [Line2D([], [], linestyle="", markersize=5, label=str(n), **sign) for n, sign in signs.items()]
-    figure.legend(handles=handles, loc="outside right upper", title="labels of\nthe image", alignment="left")
-    figure.suptitle("t-SNE of test features, a point for each image and label", x=0.01, ha="left")
-    return figure
+    shades = enumerate(colormaps["viridis"](np.linspace(0, 0.92, most)))
+    signs = {n + 1: {"color": shade, "marker": MARKERS[n % 10], "label": str(n + 1)} for n, shade in shades}
+    points = {label: (plane, plane.labels) for label, plane in planes.items()}
+    return _points(points, signs, "labels of\nthe image", alpha=0.75)
 
 
 def cosine_panels(found: Mapping[str, Floats], classes: Sequence[str]) -> Figure:
-    """Draw the cosine of every pair of class means, with numbers where classes are few; the title tells their mean."""
+    """Draw the cosine of every pair of class means, with numbers for few classes; the title gives their mean."""
     side = 1.2 + max(2.2, 0.3 * len(classes) if len(classes) <= 20 else 0.13 * len(classes))
     figure, panels = _panels(len(found), side, side + 0.3)
     off_diagonal = ~np.eye(len(classes), dtype=bool)
@@ -136,7 +120,7 @@ def cosine_panels(found: Mapping[str, Floats], classes: Sequence[str]) -> Figure
         axes.imshow(values, DIVERGING, vmin=-1, vmax=1)
         pairs = values[off_diagonal & ~np.isnan(values)]
         mean = f"{pairs.mean():z.2f}" if len(pairs) else "not defined"
-        axes.set_title(f"{label}\nmean of pairs {mean}", fontsize=9)
+        axes.set_title(f"{label}\nmean over pairs {mean}", fontsize=9)
         axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=9 if len(classes) <= 20 else 5)
         axes.set_yticks(range(len(classes)), classes, fontsize=9 if len(classes) <= 20 else 5)
         axes.spines[:].set_visible(False)
@@ -146,25 +130,34 @@ def cosine_panels(found: Mapping[str, Floats], classes: Sequence[str]) -> Figure
                 axes.text(
                     c, r, f"{values[r, c]:z.1f}", ha="center", va="center", fontsize=7, color="w" if dark else "k"
                 )
-    figure.colorbar(ScalarMappable(Normalize(-1, 1), DIVERGING), ax=panels, shrink=0.7, label="cosine of class means")
+    figure.colorbar(
+        ScalarMappable(Normalize(-1, 1), DIVERGING),
+        ax=panels,
+        shrink=0.7,
+        label="cosine between the mean features of two classes\n(1: same direction, -1: opposite)",
+    )
     return figure
 
 
 def grad_cam_panels(
     raw: NDArray[np.uint8], labels: Sequence[Sequence[int]], looks: Mapping[str, Look], classes: Sequence[str]
 ) -> Figure:
-    """Draw, for each example and each class it has, where the logit of every run comes from (Grad-CAM)."""
+    """Draw, for each example and each of its classes, where every run's logit comes from (Grad-CAM)."""
     maps = {label: seen.grad_cam for label, seen in looks.items()}
     below = {label: seen.probabilities for label, seen in looks.items()}
-    return _map_grid("Grad-CAM of each class of an image; below: its probability", raw, labels, maps, classes, below)
+    return _map_grid(
+        "Grad-CAM: where each class is found\n(bright: strong; below: probability)", raw, labels, maps, classes, below
+    )
 
 
 def attention_panels(
     label: str, raw: NDArray[np.uint8], labels: Sequence[Sequence[int]], attention: Floats, classes: Sequence[str]
 ) -> Figure:
-    """Draw, for each example and each class it has, where every head of the attention (E, heads, C, H', W') looks."""
+    """Draw, for each example and each of its classes, where each attention head looks; (E, heads, C, H', W')."""
     maps = {f"head {n + 1}": attention[:, n] for n in range(attention.shape[1])}
-    return _map_grid(f"{label}: attention by class and head", raw, labels, maps, classes, together=True)
+    return _map_grid(
+        f"{label}: attention by class\nand attention head (bright: strong)", raw, labels, maps, classes, together=True
+    )
 
 
 def example_grid(raw: NDArray[np.uint8], labels: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure:
@@ -175,8 +168,8 @@ def example_grid(raw: NDArray[np.uint8], labels: Sequence[Sequence[int]], classe
     for n, (image, own) in enumerate(zip(raw, labels, strict=True)):
         axes = figure.add_subplot(down, across, n + 1)
         _image(axes, enlarge(image))
-        axes.set_title("\n".join(classes[c] for c in own) or "none", fontsize=8, pad=3)
-    figure.suptitle("test images", x=0.01, ha="left")
+        axes.set_title("\n".join(classes[c] for c in own) or "no class", fontsize=8, pad=3)
+    figure.suptitle("test images and their labels", x=0.01, ha="left")
     return figure
 
 
@@ -196,9 +189,9 @@ def _map_grid(
     *,
     together: bool = False,
 ) -> Figure:
-    """Draw a row for each example and class of it: the image beside the class's name, then its map from each column.
+    """Draw a row for each example and each of its classes: the image with the class's name, then a map per column.
 
-    maps: (E, C, H', W') each; below: numbers (E, C) to write under them; together: a row's maps share their scale.
+    maps: (E, C, H', W') each; below: numbers (E, C) to write under them; together: a row's maps share one scale.
     """
     rows = [(e, c) for e, own in enumerate(labels) for c in own]
     figure = Figure((0.4 + 1.45 * (1 + len(maps)), 0.6 + 1.5 * len(rows)), layout="constrained")
@@ -220,18 +213,35 @@ def _map_grid(
 
 
 def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Make panels of that many inches each, a few in a row."""
+    """Make panels of this size in inches, a few in a row."""
     across = min(number, MOST_ACROSS)
     down = math.ceil(number / across)
     figure = Figure((width * across + 1.2, height * down + 0.3), layout="constrained")
     return figure, [figure.add_subplot(down, across, n + 1) for n in range(number)]
 
 
-def _plane(axes: Axes, label: str) -> None:
-    """Leave the arrangement alone: its axes have no meaning."""
-    axes.set_title(label, fontsize=9)
-    axes.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
-    axes.spines[:].set(visible=True, color="#CCCCCC")
+def _points(
+    planes: Mapping[str, tuple[Embedding, NDArray[np.intp]]],
+    signs: Mapping[int, dict[str, Any]],
+    title: str,
+    alpha: float | None = None,
+) -> Figure:
+    """Draw t-SNE maps, each point with the sign of its number; signs: colour, marker and label by number."""
+    figure, panels = _panels(len(planes), 3.3, 3.5)
+    for axes, (label, (plane, numbers)) in zip(panels, planes.items(), strict=True):
+        for number, sign in signs.items():
+            own = plane.points[numbers == number]
+            axes.scatter(own[:, 0], own[:, 1], 12, linewidths=0, alpha=alpha, **sign)
+        axes.set_title(label, fontsize=9)
+        axes.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")  # the axes of t-SNE have no meaning
+        axes.spines[:].set(visible=True, color="#CCCCCC")
+    handles = [Line2D([], [], linestyle="", markersize=5, **sign) for sign in signs.values()]
+    columns = math.ceil(len(signs) / 20)
+    figure.legend(handles=handles, loc="outside right upper", ncols=columns, title=title, alignment="left")
+    figure.suptitle(
+        "t-SNE of test features: near points are similar\n(one point for each image and label)", x=0.01, ha="left"
+    )
+    return figure
 
 
 def _image(axes: Axes, picture: NDArray[np.uint8]) -> None:
@@ -241,12 +251,12 @@ def _image(axes: Axes, picture: NDArray[np.uint8]) -> None:
 
 
 def _sign(number: int) -> dict[str, Any]:
-    """Return colour and marker of a class: unlike those of the next hundred."""
+    """Return colour and marker of a class, different for any two of a hundred classes."""
     return {"color": COLOURS[number % 10], "marker": MARKERS[(number + number // 10) % 10]}
 
 
 def _slug(label: str) -> str:
-    """Return a label as part of a file's name.
+    """Return a label in a form that fits a file name.
 
     >>> _slug("fednca-ml: tau=0.5")
     'fednca-ml-tau-0.5'

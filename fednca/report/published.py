@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, to stand beside one's own."""
+"""The paper's published numbers, to show beside our own."""
 
 import csv
 from functools import cache
@@ -8,11 +8,11 @@ from fednca.config import Config, load_config, preset_names
 from fednca.methods import create_method
 
 PUBLISHED = Path(__file__).parent / "published.csv"
-STILL_THE_PAPERS = {"variant", "text"}  # options under which a method stays the one that the paper reports
+STILL_THE_PAPERS = {"variant", "text"}  # options that may be set without leaving the paper's method
 
 
 def reported(config: Config) -> dict[str, float]:
-    """Return by metric what the paper reports of a run, in percent; nothing where the run is none of the paper's."""
+    """Return the paper's values for a run by metric, in percent; empty if the run is not one of the paper's."""
     key = (config.data.name, config.partition.beta, config.method.name)
     if not (is_the_papers_setting(config) and is_the_papers_method(config)):
         return {}
@@ -20,7 +20,7 @@ def reported(config: Config) -> dict[str, float]:
 
 
 def is_the_papers_setting(config: Config) -> bool:
-    """Tell whether clients, gamma and rounds are those of the preset with a run's dataset and beta."""
+    """Return whether clients, gamma and rounds equal those of the preset for the run's dataset and beta."""
 
     def told(config: Config) -> tuple[object, ...]:
         return config.partition.kind, config.partition.clients, config.partition.gamma, config.train.rounds
@@ -30,7 +30,7 @@ def is_the_papers_setting(config: Config) -> bool:
 
 
 def is_the_papers_method(config: Config) -> bool:
-    """Tell whether a run's method is the one that the paper reports: on its own learner and loss, with its defaults."""
+    """Return whether a run's method is the paper's: with its own learner, its own loss and default options."""
     method = config.method
     kept = {name: value for name, value in method.options.items() if name in STILL_THE_PAPERS}
     plain = config.replace({"method.options": kept})
@@ -39,7 +39,7 @@ def is_the_papers_method(config: Config) -> bool:
 
 
 def published(dataset: str, beta: float, method: str, metric: str) -> float | None:
-    """Return what the paper reports, in percent; None where it reports nothing."""
+    """Return the paper's value in percent, or None if it has none."""
     return _table(PUBLISHED).get((dataset, beta, method, metric))
 
 

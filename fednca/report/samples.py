@@ -1,4 +1,4 @@
-"""What a trained model makes of test images: features, an embedding of them, and where it finds each class."""
+"""What a trained model sees in test images: features, their t-SNE map, and where it finds each class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,37 +23,37 @@ from fednca.models.evidence import attention_maps, evidence, grad_cam
 if TYPE_CHECKING:
     from fednca.runs import Run
 
-SEED = 0  # of everything drawn for pictures: the same picture each time
-FEWEST_POINTS = 5  # that t-SNE is asked to arrange
+SEED = 0  # for every random choice, so that pictures are the same each time
+FEWEST_POINTS = 5  # fewer get no t-SNE map
 Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
 class Look:
-    """One model on the images that are looked at; all arrays on the CPU."""
+    """What one model makes of the sampled images and the examples; all arrays are on the CPU."""
 
     pairs: Pairs  # of the sampled test images
     means: Floats  # (C, d), NaN where no sampled image shows the class
     probabilities: Floats  # (E, C), of the examples
     evidence: Floats  # (E, C, H, W), in [0, 1]
     grad_cam: Floats  # (E, C, H', W')
-    attention: Floats | None  # (E, heads, C, H', W'), where the model has a label-aware attention
+    attention: Floats | None  # (E, heads, C, H', W'), None for a model without label-aware attention
 
 
 def checkpoint_of(run: "Run") -> str | None:
-    """Return the most final checkpoint that a run has so far."""
+    """Return the checkpoint to look at: `final`, else `best`, else `last`, or None if there is none yet."""
     return next((name for name in ("final", "best", "last") if (run.folder / f"{name}.safetensors").is_file()), None)
 
 
 def sample_rows(federation: Federation, most: int) -> NDArray[np.intp]:
-    """Draw at most so many of the test images, in their order."""
+    """Draw at most `most` test images at random; return their rows in order."""
     number = len(federation.dataset.test)
     drawn = numpy_rng(SEED, "pictures").permutation(number)[:most]
     return np.sort(drawn)
 
 
 def choose_examples(labels: NDArray[np.int8], count: int) -> list[int]:
-    """Choose images at random that together show many classes; labels: (N, C)."""
+    """Choose random images that together show many classes; labels: (N, C)."""
     order = numpy_rng(SEED, "examples").permutation(len(labels))
     return [int(row) for row in order[choose_rows(labels[order] == 1, count)]]
 
@@ -67,7 +67,7 @@ def pixels(images: NDArray[np.uint8] | FileImages | StoredImages, rows: Sequence
 
 
 def look(run: "Run", federation: Federation, rows: NDArray[np.intp], examples: list[int]) -> Look:
-    """Show a run's model the test images `rows` for their features, and `examples` for everything else."""
+    """Run a model on test images: on `rows` for their features, on `examples` for everything else."""
     device, which = pick_device("auto"), checkpoint_of(run)
     model = run.model(which or "final").to(device)
     test = federation.dataset.test
@@ -90,7 +90,7 @@ def look(run: "Run", federation: Federation, rows: NDArray[np.intp], examples: l
 
 
 def cosines(means: Floats) -> Floats:
-    """Return the cosine of every pair of class means: (C, d) gives (C, C), NaN where one does not exist."""
+    """Return the cosine of every pair of class means: (C, d) → (C, C), NaN for a class without a mean."""
     with np.errstate(invalid="ignore", divide="ignore"):
         unit = means / np.linalg.norm(means, axis=1, keepdims=True)
     found: Floats = np.clip(unit @ unit.T, -1, 1)
@@ -107,7 +107,7 @@ class Embedding:
 
 
 def embed(pairs: Pairs, most: int) -> Embedding | None:
-    """Arrange at most so many pairs by t-SNE, seeded; None where there are too few."""
+    """Arrange at most `most` pairs by t-SNE with a fixed seed; None if there are too few."""
     from sklearn.manifold import TSNE
 
     kept = np.sort(numpy_rng(SEED, "t-SNE").permutation(len(pairs.classes))[:most])

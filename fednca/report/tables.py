@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednca.config.fields import describe_option
-from fednca.data.facts import client_names
-from fednca.data.partition import summary
+from fednca.data.facts import client_names, train_counts
 from fednca.measures.metrics import SHOWN
 
 if TYPE_CHECKING:
@@ -25,16 +24,16 @@ SELECTIONS = {"val": "best validation", "paper": "best test, as the paper's code
 
 
 def partition_table(federation: "Federation") -> Table:
-    """Show how many positives of each class every client has; a dot is a class it never sees."""
+    """Show how many images of each class every client has; a dot is a class it never sees."""
     share = federation.train
-    counts = summary(share.partition, share.split.labels[share.rows])  # (K, C)
+    counts = train_counts(federation)  # (K, C)
     sizes = [len(rows) for rows in share.partition.clients]
     left_out = sum(map(len, share.partition.left_out.values()))
     unreadable = sum(len(split.unreadable) for split in federation.dataset.splits())
     also = f", {unreadable} images of all splits unreadable" if unreadable else ""
-    title = f"{federation.dataset.name}: training images by class and client ({left_out} left out{also})"
+    title = f"{federation.dataset.name}: training images by class and client (· never seen; {left_out} left out{also})"
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("client", overflow="fold")  # names give way before numbers, which are narrower
+    table.add_column("client", overflow="fold")  # names wrap first: numbers are narrower
     for name in client_names(federation):
         table.add_column(escape(name), justify="right")
     table.add_column("all", justify="right", style="bold")
@@ -47,7 +46,7 @@ def partition_table(federation: "Federation") -> Table:
 
 
 def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Show test metrics in percent, a row each; `rows` maps a name to a result with `round` and `test`."""
+    """Show test metrics in percent, one row per result; `rows` maps a name to a result with `round` and `test`."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     table.add_column("")
     labels = [*SHOWN.values(), *(f"{SHOWN[key]} cal." for key in CALIBRATED), "round"]
@@ -57,8 +56,8 @@ def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
         calibrated = result.get("calibrated", {}).get("test", {})
         values = [result["test"][key] for key in SHOWN] + [calibrated.get(key) for key in CALIBRATED]
         table.add_row(escape(name), *("–" if v is None else f"{100 * v:.1f}" for v in values), str(result["round"]))
-    table.caption = "cal.: at thresholds calibrated on the clients' validation shares, otherwise at 0.5" + "".join(
-        f"\n{escape(name)}: {metric} is not defined for {missing} of {len(values)} classes and leaves them out"
+    table.caption = "F1 at threshold 0.5; cal.: at thresholds calibrated on the clients' validation images" + "".join(
+        f"\n{escape(name)}: {metric} is not defined for {missing} of {len(values)} classes; its mean leaves them out"
         for name, result in rows.items()
         for metric, values in (("AUC", result["test"]["class_auc"]), ("F1", result["test"]["class_f1"]))
         if (missing := values.count(None))
@@ -67,7 +66,7 @@ def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def selections_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Show one run's test metrics under each way to choose a round."""
+    """Show one run's test metrics for each way of choosing a round."""
     return results_table(title, {label: results[key] for key, label in SELECTIONS.items() if key in results})
 
 
@@ -76,7 +75,7 @@ def bench_table(
 ) -> Table:
     """Show mean and deviation over seeds of test metrics in percent.
 
-    rows: results by name and seed; notes: what must be said of a row, by its name.
+    rows: results by name and seed; notes: remarks by row name.
     """
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("", overflow="fold")
@@ -87,17 +86,18 @@ def bench_table(
         metrics = [[result["test"][key] for result in results.values()] for key in SHOWN]
         metrics.append([result["calibrated"]["test"]["macro_f1"] for result in results.values()])
         seeds = " ".join(str(seed) for seed in sorted(results)) or "–"
-        lines = name.replace(":", "\n  ", 1).replace(",", "\n  ")  # a method's options below its name
+        lines = name.replace(":", "\n  ", 1).replace(",", "\n  ")  # puts a method's options below its name
         table.add_row(escape(lines), seeds, *(spread(values) for values in metrics))
     table.caption_justify = "left"
     table.caption = (
-        "mean ± sample standard deviation over seeds\nF1 at 0.5; cal.: at thresholds calibrated on validation shares"
+        "mean ± sample standard deviation over seeds\n"
+        "F1 at threshold 0.5; cal.: at thresholds calibrated on validation images"
     ) + "".join(f"\n{escape(name)}: {escape(note)}" for name, note in (notes or {}).items())
     return table
 
 
 def spread(shares: Iterable[float | None]) -> str:
-    """Write mean ± sample standard deviation in percent of the values there are; dashes stand for what there is not.
+    """Write mean ± sample standard deviation of the known values in percent; a dash is an undefined one.
 
     >>> spread([0.5, 0.6]), spread([0.5]), spread([])
     ('55.0±7.1', '50.0±–', '–')
@@ -110,7 +110,7 @@ def spread(shares: Iterable[float | None]) -> str:
 
 
 def mean_and_std(values: Iterable[float | None]) -> tuple[float, float | None] | None:
-    """Return mean and sample standard deviation (n - 1) of the values there are; one value has no deviation."""
+    """Return mean and sample standard deviation (n - 1) of the known values; one value has no deviation."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -118,7 +118,7 @@ def mean_and_std(values: Iterable[float | None]) -> tuple[float, float | None] |
 
 
 def options_table(title: str, flag: str, options: "Mapping[str, FieldInfo]") -> Table:
-    """Show the options of a method or dataset as they are set, `--flag.NAME`, with their defaults."""
+    """Show the options of a method or dataset as flags, `--flag.NAME`, with their defaults."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     for column in ("option", "default", "what it does"):
         table.add_column(column, no_wrap=column == "option")
@@ -129,10 +129,10 @@ def options_table(title: str, flag: str, options: "Mapping[str, FieldInfo]") -> 
 
 
 def methods_table(classes: int) -> Table:
-    """Show what every method changes against FedAvg, and what a client uploads per round."""
+    """Show how each method differs from FedAvg, and what a client uploads per round."""
     from fednca.report.methods import megabytes, method_rows
 
-    title = f"methods; upload is per client and round with a ResNet-18 and {classes} classes"
+    title = f"methods; upload: what a client sends per round with a ResNet-18 and {classes} classes"
     table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     for column in ("method", "upload", "head / local objective / state / aggregation", "from"):
         table.add_column(column, no_wrap=column in {"method", "upload"})
@@ -144,7 +144,7 @@ def methods_table(classes: int) -> Table:
 
 
 def datasets_table(sources: "Mapping[str, Source]", root: Path) -> Table:
-    """Show what every dataset is, and whether its files are in its folder below `root`."""
+    """Show what each dataset is, and whether its files are in its folder below `root`."""
     table = Table(box=SIMPLE)
     for column in ("dataset", "here", "what it is"):
         table.add_column(column, no_wrap=column == "dataset")

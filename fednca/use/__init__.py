@@ -1,1 +1,1 @@
-"""Using a trained model: predictions, metrics on new data, other formats, a page to drop images on."""
+"""Use a trained model: predictions, metrics on new data, export to other formats, a page to drop images on."""

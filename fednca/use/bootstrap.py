@@ -15,12 +15,12 @@ from fednca.base.randomness import numpy_rng
 from fednca.measures.metrics import Metrics, multilabel_metrics
 
 Floats = NDArray[np.float64]
-BLOCK = 1 << 18  # pairs of image and class whose draws are held at once: few enough for a core's own memory
+BLOCK = 1 << 18  # image-class pairs handled at once: few enough for a core's cache
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are made."""
+    """Settings of the bootstrap."""
 
     resamples: int = 1000
     confidence: float = 0.95
@@ -47,7 +47,7 @@ class Scored:
 
 
 def intervals(scored: Scored, how: Resampling) -> tuple[Metrics, Metrics]:
-    """Return the lower and the upper bound of each metric: percentiles over the resamples where it is defined."""
+    """Return the lower and upper bound of each metric: percentiles over the resamples in which it is defined."""
     resample = Resampler(scored)
     rng, unit = numpy_rng(how.seed, "bootstrap"), units_of(scored)
     size = max(1, BLOCK // max(1, scored.labels.size))
@@ -66,14 +66,14 @@ def _percentiles(values: Floats, percents: list[float]) -> Floats:
 
 
 def units_of(scored: Scored) -> NDArray[np.intp]:
-    """Number what is drawn, groups or single images, and tell for each image which one it belongs to: (N,)."""
+    """Number the units to draw, groups or single images, and return each image's unit: (N,)."""
     if scored.groups is None:
         return np.arange(len(scored.labels))
     return np.unique(scored.groups, return_inverse=True)[1]
 
 
 def draw_weights(rng: np.random.Generator, unit: NDArray[np.intp], resamples: int) -> Floats:
-    """Draw as many units as there are, again and again, and count how often each image is among them: (R, N)."""
+    """Draw resamples, each as many units as there are, and count how often each image is in them: (R, N)."""
     units = int(unit.max(initial=-1)) + 1
     draws = [rng.integers(units, size=units) for _ in range(resamples)]
     return np.stack([np.bincount(own, minlength=units)[unit] for own in draws]).astype(np.float64)
@@ -81,10 +81,10 @@ def draw_weights(rng: np.random.Generator, unit: NDArray[np.intp], resamples: in
 
 @dataclass(frozen=True)
 class Curve:
-    """Known scores from the highest to the lowest: which image each belongs to, whether it is positive, both (n,).
+    """Known scores from highest to lowest, with the image and the label of each: rows and positive, both (n,).
 
-    ends: the last of each group of equal scores; they fall on one side of every threshold, so the curve has a point
-    only there.
+    ends: the last score of each group of equal ones. Equal scores lie on the same side of every threshold, so the
+    curve has a point only there.
     """
 
     rows: NDArray[np.intp]
@@ -93,7 +93,7 @@ class Curve:
 
     @classmethod
     def build(cls, p: Floats, labels: NDArray[np.int8], rows: NDArray[np.intp]) -> Self:
-        """Sort scores (n,)."""
+        """Sort the known ones of the scores p (n,)."""
         order = np.argsort(-p, kind="stable")
         order = order[labels[order] >= 0]
         ends = np.flatnonzero(np.append(np.diff(p[order]) != 0, len(order) > 0))
@@ -114,7 +114,7 @@ class Resampler:
     """Metrics of resamples, in the order of `Metrics`: (R, N) → (R, 5 + 3·C), NaN where not defined."""
 
     def __init__(self, scored: Scored) -> None:
-        """Sort all scores, class by class and together."""
+        """Sort the scores of each class, and all of them together."""
         p, labels = scored.probabilities, scored.labels
         rows, classes = np.arange(len(labels)), labels.shape[1]
         self.curves = [Curve.build(p[:, c], labels[:, c], rows) for c in range(classes)]
@@ -122,9 +122,9 @@ class Resampler:
         self.positive = (labels == 1).astype(np.float64)
         self.predicted = ((p > scored.thresholds) & (labels >= 0)).astype(np.float64)
 
-    @np.errstate(divide="ignore", invalid="ignore")  # 0/0 is what is not defined
+    @np.errstate(divide="ignore", invalid="ignore")  # 0/0 gives NaN: not defined
     def __call__(self, weights: Floats) -> Floats:
-        """Judge resamples given as how often each image was drawn."""
+        """Return the metrics of resamples; weights: (R, N), how often each image was drawn."""
         areas = [curve.areas(weights) for curve in self.curves]
         auc, ap = (np.stack(each, axis=1) for each in zip(*areas, strict=True))
         hits, predicted, positives = (
@@ -142,7 +142,7 @@ def _f1(hits: Floats, predicted: Floats, positives: Floats) -> Floats:
 
 
 def _nanmean(values: Floats) -> Floats:
-    """Return the mean over classes of what is defined: (R, C) → (R,)."""
+    """Return the mean over the classes with a defined value: (R, C) → (R,)."""
     defined = ~np.isnan(values)
     mean: Floats = np.where(defined, values, 0).sum(axis=1) / defined.sum(axis=1)
     return mean

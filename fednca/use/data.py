@@ -1,4 +1,4 @@
-"""The dataset of a run, as far as its use needs it: labels, and a few images."""
+"""The dataset of a run, as a trained model needs it: labels and a few images."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from fednca.runs import Run
 
 
 class Example(NamedTuple):
-    """A test image and what it shows."""
+    """A test image and the classes it shows."""
 
     picture: NDArray[np.uint8]
     """(H, W, 3)"""
@@ -21,15 +21,15 @@ class Example(NamedTuple):
 
 
 def dataset_of(run: Run) -> Dataset:
-    """Load a run's dataset with its images as they are, since decoding all of them for a few would take long."""
+    """Load a run's dataset without decoding its images, which would take long when only a few are needed."""
     config = run.placed
-    if run.environment.get("unreadable"):  # which images were left out is known only after decoding
+    if run.environment.get("unreadable"):  # only decoding shows which images are left out
         return load_dataset(config)
     return read_dataset(config)
 
 
 def examples(run: Run, most: int = 8) -> list[Example]:
-    """Return test images that together show many classes; none where the dataset is not at hand."""
+    """Return test images that together show many classes; none if the dataset is not there."""
     try:
         dataset = dataset_of(run)
         test = dataset.test

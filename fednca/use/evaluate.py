@@ -17,19 +17,19 @@ from fednca.use.bootstrap import Resampling, Scored, intervals
 from fednca.use.model import TrainedModel
 from fednca.use.reading import read_batches
 
-MOST_GROUPS = 50  # of a column that metrics are told apart by
-MOST_NAMED = 5  # classes in a sentence
+MOST_GROUPS = 50  # most values of the --by column
+MOST_NAMED = 5  # most classes that an error names
 COLUMNS = ("image_column", "label_column", "split_column", "group_column", "site_column")
-TOLD = ("label_column", "separator", "group_column")  # options of the table that a user may give
+TOLD = ("label_column", "separator", "group_column")  # options of the table that have a flag
 MEANS = ("macro_auc", "micro_auc", "macro_f1", "micro_f1", "mean_ap")
 
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """New images and what is known of them.
+    """New images and their labels.
 
-    labels: (N, C), in the model's order of classes; groups: (N,) where the table names them; by: the values (N,) of the
-    column that metrics are told apart by.
+    labels: (N, C), in the model's order of classes; groups: (N,), if the table names any; by: (N,), the values of the
+    column given by --by.
     """
 
     paths: tuple[Path, ...]
@@ -40,7 +40,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the table of new images is read."""
+    """How to read the table of new images."""
 
     table: str | None = None
     label_column: str | None = None
@@ -54,9 +54,9 @@ class Reading:
 def read_labelled(
     root: Path, classes: tuple[str, ...], how: Reading, trained: folder.Options | None = None
 ) -> Labelled:
-    """Read a folder of images with its table, as the training table was read where the new one is like it.
+    """Read a folder of images with its table, by the training table's columns if the new table has them.
 
-    Classes that it lacks are unknown.
+    Labels of classes that the table lacks are unknown.
     """
     table = folder.read_table(folder.find_table(folder.Options(table=how.table), root))
     told = {name: value for name in TOLD if (value := getattr(how, name)) is not None}
@@ -75,7 +75,7 @@ def read_labelled(
     values = None if by is None else np.array([cell or "(empty)" for cell in table.column(by)])
     rows = rows_of_split(table, split, how.split)
     if values is not None and (found := len(np.unique(values[rows]))) > MOST_GROUPS:
-        raise FedncaError(f"the column of --by has {found} values; choose one with at most {MOST_GROUPS}")
+        raise FedncaError(f"--by: column '{how.by}' has {found} values; choose one with at most {MOST_GROUPS}")
     return Labelled(
         tuple(paths[row] for row in rows),
         labels[rows],
@@ -85,13 +85,13 @@ def read_labelled(
 
 
 def trained_by(run: Run) -> folder.Options:
-    """Return how the table of a run was read, or how any table is where it had none."""
+    """Return how the run's training table was read, or the defaults if it had none."""
     data = run.config.data
     return validate(folder.Options, data.options if data.name == "folder" else {}, "data.options")
 
 
 def alike(table: folder.Table, root: Path, trained: folder.Options) -> dict[str, str]:
-    """Return what the training table was read by, as far as the new one has it."""
+    """Return those reading options of the training table that also fit the new one."""
     found = {name: column for name in COLUMNS if (column := getattr(trained, name)) in table.header}
     if trained.image_folder is not None and (root / trained.image_folder).is_dir():
         found["image_folder"] = trained.image_folder
@@ -99,7 +99,10 @@ def alike(table: folder.Table, root: Path, trained: folder.Options) -> dict[str,
 
 
 def refuse_extra(table: folder.Table, options: folder.Options, taken: set[str | None], *, chosen: bool) -> None:
-    """Refuse labels that the model, whose classes the options name, knows nothing of; `chosen`: as training did."""
+    """Refuse labels that are not among the model's classes, which the options name.
+
+    chosen: training itself used only some classes of its table, by --data.classes.
+    """
     label = folder.find_column(table, "label_column", options.label_column, ())
     if label is None:
         named = {name for name in table.header if name and name not in taken}
@@ -107,21 +110,21 @@ def refuse_extra(table: folder.Table, options: folder.Options, taken: set[str | 
         named = {name.strip() for cell in table.column(label) for name in cell.split(options.separator)} - {""}
     if extra := sorted(named - set(options.classes or ())):
         listed = ", ".join(extra[:MOST_NAMED]) + (", …" if len(extra) > MOST_NAMED else "")
-        way_out = "rename them after its classes, or leave them out with --ignore-extra"
+        way_out = "rename them to match its classes, or ignore them with --ignore-extra"
         if chosen:
-            way_out = "it was trained on its --data.classes alone, and --ignore-extra leaves out all others here too"
+            way_out = "training, too, used only the classes in --data.classes; ignore the others with --ignore-extra"
         raise FedncaError(f"table '{table.path}' has {listed}, and the model has no such class; {way_out}")
 
 
 def rows_of_split(table: folder.Table, column: str | None, wanted: str | None) -> NDArray[np.intp]:
-    """Return the rows of one split, or all."""
+    """Return the rows of one split, or all rows."""
     if wanted is None:
         return np.arange(len(table.rows))
     if column is None:
-        raise FedncaError(f"table '{table.path}' has no column 'split' to find {wanted} in; leave --split out")
+        raise FedncaError(f"table '{table.path}' has no column 'split' to find '{wanted}' in; leave --split out")
     rows = np.flatnonzero(np.array(folder.parts_of(table, column)) == wanted)
     if not len(rows):
-        raise FedncaError(f"table '{table.path}' has no rows of split {wanted}; choose another --split")
+        raise FedncaError(f"table '{table.path}' has no rows of split '{wanted}'; choose another --split")
     return rows
 
 
@@ -133,9 +136,9 @@ def evaluate(
     batch_size: int = 64,
     advance: Callable[[int], None] = lambda images: None,
 ) -> tuple[dict[str, Any], list[ImageError]]:
-    """Score new images and judge them: the facts, ready for JSON, and the images that could not be read.
+    """Score new images; return their metrics, ready for JSON, and the images that could not be read.
 
-    `advance` hears how many images have been done since it was last called.
+    advance: called with the number of images done since the last call.
     """
     thresholds = model.thresholds_by(threshold).numpy()
     scores, rows, failed = [], list[int](), list[ImageError]()
@@ -145,7 +148,7 @@ def evaluate(
         failed += batch.failed.values()
         advance(len(batch.rows) + len(batch.failed))
     if not rows:
-        raise FedncaError(f"none of the {len(data.paths)} images could be read; the first one: {failed[0]}")
+        raise FedncaError(f"none of the {len(data.paths)} images could be read; the first problem: {failed[0]}")
     kept = np.array(rows)
     groups = None if data.groups is None else data.groups[kept]
     scored = Scored(np.concatenate(scores), data.labels[kept], thresholds, groups)
@@ -156,13 +159,13 @@ def evaluate(
 
 
 def judge_groups(scored: Scored, values: NDArray[np.str_], classes: tuple[str, ...], how: Resampling) -> dict[str, Any]:
-    """Judge the images of each value of a column apart."""
+    """Return the metrics of the images with each value of a column."""
     names = np.unique(values)
     return {str(name): judge(scored.take(np.flatnonzero(values == name)), classes, how) for name in names}
 
 
 def judge(scored: Scored, classes: tuple[str, ...], how: Resampling) -> dict[str, Any]:
-    """Return metrics with their intervals, in all and by class; what is not defined is None."""
+    """Return metrics with their intervals, overall and by class; None is an undefined one."""
     value, (low, high) = scored.metrics(), intervals(scored, how)
     facts = [each.as_dict() for each in (value, low, high)]
 

@@ -1,4 +1,4 @@
-"""A trained model as one file for other programs: ONNX, TorchScript or safetensors, checked before it is written."""
+"""Write a trained model as one file for other programs: ONNX, TorchScript or safetensors, checked first."""
 
 import copy
 import io
@@ -24,18 +24,18 @@ from fednca.use.card import model_card
 from fednca.use.model import TrainedModel, load_model
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
-TOLERANCE = 1e-4  # of a probability, between two programs that round differently
-BATCHES = (1, 3)  # sizes that a file is tried with; it was traced with another
+TOLERANCE = 1e-4  # largest difference of a probability between programs that round differently
+BATCHES = (1, 3)  # batch sizes to try a file with; it was traced with another one
 
 Floats = NDArray[np.float32]
-Reader = Callable[[Floats], Floats]  # images (B, 3, H, W) → probabilities (B, C), as the written file gives them
+Reader = Callable[[Floats], Floats]  # images (B, 3, H, W) → probabilities (B, C), by the file's content
 
 
 class Probabilities(nn.Module):
-    """A model whose output is the probabilities (B, C)."""
+    """A model that returns probabilities (B, C) instead of logits."""
 
     def __init__(self, model: nn.Module, activate: Callable[[Tensor], Tensor]) -> None:
-        """Put the method's activation behind the logits."""
+        """Apply the method's activation to the model's logits."""
         super().__init__()
         self.model = model
         self.activate = activate
@@ -46,7 +46,7 @@ class Probabilities(nn.Module):
 
 
 def export(model: TrainedModel, kind: str, path: Path) -> tuple[float, Path]:
-    """Write the model and, beside it, its card; return the largest deviation found, and the card's path.
+    """Write the model with its card beside it; return the largest difference found and the card's path.
 
     A file whose probabilities differ from the model's by more than `TOLERANCE` is not written.
     """
@@ -57,10 +57,13 @@ def export(model: TrainedModel, kind: str, path: Path) -> tuple[float, Path]:
         difference = deviation(graph, read, model)
     except RuntimeError as error:
         reason = str(error).strip().rpartition("\n")[2]
-        raise RunFailedError(f"the {kind} file cannot score images ({reason}); it was not written") from error
+        raise RunFailedError(
+            f"the {kind} file cannot score images ({reason}), so it was not written; choose another --to"
+        ) from error
     if not difference <= TOLERANCE:
         raise RunFailedError(
-            f"the {kind} file gives probabilities that differ from the model's by {difference:.2g}; it was not written"
+            f"the {kind} file's probabilities differ from the model's by {difference:.2g}, so it was not written; "
+            "choose another --to"
         )
     card, text = path.with_name(f"{path.name}.md"), model_card(model, path.name, kind)
     with explain_write(path):
@@ -71,7 +74,7 @@ def export(model: TrainedModel, kind: str, path: Path) -> tuple[float, Path]:
 
 
 def metadata(model: TrainedModel, kind: str) -> dict[str, str]:
-    """Return what a user of the file must know; lists and numbers are JSON."""
+    """Return the facts that a user of the file needs; lists and numbers are JSON."""
     mean, std = model.moments()
     shape = f"(batch, 3, {model.size}, {model.size})"
     facts = {
@@ -88,14 +91,14 @@ def metadata(model: TrainedModel, kind: str) -> dict[str, str]:
         "method": model.run.title,
         "round": str(model.round),
     }
-    if kind == "safetensors":  # weights alone: what they are the weights of must be told
+    if kind == "safetensors":  # only weights: the config says of which model
         facts["output"] = "none: these are the weights and fixed tensors of the model that `config` describes"
         facts["config"] = model.run.config.to_toml()
     return facts
 
 
 def deviation(graph: nn.Module, read: Reader, model: TrainedModel) -> float:
-    """Return the largest difference between the written file's probabilities and the model's, on random images."""
+    """Return the largest difference between the file's probabilities and the model's, on random images."""
     rng = numpy_rng(0, "export")
     largest = 0.0
     for batch in BATCHES:
@@ -108,17 +111,17 @@ def deviation(graph: nn.Module, read: Reader, model: TrainedModel) -> float:
 
 
 def example(model: TrainedModel) -> Tensor:
-    """Return images to trace the model with: two, since a batch of one may be taken for one of any size."""
+    """Return the images to trace the model with: two, since tracing may treat a batch of one as a special case."""
     return torch.zeros(2, 3, model.size, model.size)
 
 
 def build_onnx(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
-    """Return an ONNX file for batches of any size, and what onnxruntime makes of it."""
+    """Return an ONNX file for batches of any size, and a reader that runs it with onnxruntime."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported
     onnx, onnxruntime, _ = (needed(name, "export") for name in ("onnx", "onnxruntime", "onnxscript"))
     images = example(model)
     with torch.no_grad():
-        graph(images)  # tables that depend on the size of the map are made now and become constants
+        graph(images)  # builds the tables that depend on the map's size, so that they become constants
     with quiet():
         program = torch.onnx.export(
             graph,
@@ -132,7 +135,7 @@ def build_onnx(graph: Probabilities, model: TrainedModel, facts: dict[str, str])
     assert program is not None
     proto = program.model_proto
     for node in proto.graph.node:
-        del node.metadata_props[:]  # where the code lay that made it
+        del node.metadata_props[:]  # paths of the code on this machine
     onnx.helper.set_model_props(proto, facts)
     onnx.checker.check_model(proto)
     content: bytes = proto.SerializeToString()
@@ -141,7 +144,7 @@ def build_onnx(graph: Probabilities, model: TrainedModel, facts: dict[str, str])
 
 
 def build_torchscript(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
-    """Return a TorchScript archive, with its facts as `metadata.json`, and what torch makes of it."""
+    """Return a TorchScript archive with its facts as `metadata.json`, and a reader that runs it with torch."""
     buffer = io.BytesIO()
     with quiet(), torch.no_grad():
         traced = torch.jit.trace(graph, (example(model),), check_trace=False)  # type: ignore[no-untyped-call]
@@ -151,7 +154,7 @@ def build_torchscript(graph: Probabilities, model: TrainedModel, facts: dict[str
 
 
 def build_safetensors(graph: Probabilities, model: TrainedModel, facts: dict[str, str]) -> tuple[bytes, Reader]:
-    """Return all weights and fixed tensors by name, and what the model makes of them when it reads them."""
+    """Return all weights and fixed tensors by name, and a reader that runs a new model with them."""
     content = save({name: tensor.clone().contiguous() for name, tensor in tensors_of(graph.model).items()}, facts)
     fresh = load_model(model.run, model.which).float()
     wanted = tensors_of(fresh)
@@ -163,13 +166,13 @@ def build_safetensors(graph: Probabilities, model: TrainedModel, facts: dict[str
 
 
 def tensors_of(network: nn.Module) -> dict[str, Tensor]:
-    """Return weights, buffers and fixed tensors by name, live."""
+    """Return weights, buffers and fixed tensors by name, without copying them."""
     named = [*network.named_parameters(), *network.named_buffers()]
     return {name: tensor.detach() for name, tensor in named}
 
 
 def run_with(module: nn.Module) -> Reader:
-    """Let torch score arrays."""
+    """Return a reader that lets a torch module score arrays."""
 
     def read(batch: Floats) -> Floats:
         with torch.no_grad():
@@ -181,7 +184,7 @@ def run_with(module: nn.Module) -> Reader:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporters' remarks on our code, on themselves and on constants from the user."""
+    """Silence the exporters' warnings about our code, themselves and constants."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):

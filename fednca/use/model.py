@@ -1,4 +1,4 @@
-"""A run's trained model as one uses it: images in, probabilities and evidence out."""
+"""A run's trained model: images in, probabilities and evidence out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from fednca.models.evidence import evidence
 from fednca.runs import Run
 
 Source = str | Path | Image.Image | NDArray[np.uint8]
-DEEP = ("I", "F")  # modes of Pillow whose values have no agreed white
+DEEP = ("I", "F")  # Pillow's modes for which no value is agreed to be white
 
 
 class TrainedModel:
@@ -31,7 +31,7 @@ class TrainedModel:
     """
 
     def __init__(self, run: Run, device: str = "auto") -> None:
-        """Load the model; `note` says what must be known of it, and is empty where that is nothing."""
+        """Load the model; `note` warns if it comes from an unfinished run, and is empty otherwise."""
         finished = (run.folder / "final.safetensors").exists()
         which = "final" if finished else "best"
         if not (run.folder / f"{which}.safetensors").exists():
@@ -39,11 +39,11 @@ class TrainedModel:
         state = run.state(which)
         self.run, self.which, self.round, self.finished = run, which, state.round, finished
         reached = f"round {state.round} of {run.config.train.rounds}"
-        self.note = "" if finished else f"the run is not finished: this is its best model so far, of {reached}"
+        self.note = "" if finished else f"the run is not finished: this is its best model so far, from {reached}"
         self.classes = tuple(str(name) for name in run.environment["classes"])
         self.size = run.config.data.image_size
         own_name = f" '{Path(run.config.data.root).name}'" if run.config.data.root else ""
-        self.data = f"{run.config.data.name}{own_name}"  # what the run was trained on, for people
+        self.data = f"{run.config.data.name}{own_name}"  # name of the training data, to show to people
         self.device = pick_device(device)
         self.model = load_model(run, which).to(self.device)
         self.calibrated = state.thresholds is not None
@@ -51,14 +51,17 @@ class TrainedModel:
         self.thresholds = uncalibrated if state.thresholds is None else state.thresholds.double()
 
     def probabilities(self, images: Sequence[Source], batch_size: int = 64) -> Tensor:
-        """Return the probability of each class in each image, a file, picture or array (H, W, 3): (N, C)."""
+        """Return the probability of each class in each image: (N, C).
+
+        images: files, Pillow images or arrays (H, W, 3).
+        """
         batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
         scored = [self.score(np.stack([to_pixels(image, self.size) for image in batch])) for batch in batches]
         return torch.cat([torch.empty(0, len(self.classes), dtype=torch.float64), *scored])
 
     @torch.inference_mode()
     def score(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Return the probabilities (n, C) of images that have the model's size: (n, size, size, 3)."""
+        """Return probabilities for images of the model's size: (n, size, size, 3) → (n, C)."""
         if not len(pixels):
             return torch.empty(0, len(self.classes), dtype=torch.float64)
         found = score(self.run.method, self.model, self.normalise(pixels), self.run.config.train)
@@ -70,12 +73,12 @@ class TrainedModel:
         return found
 
     def normalise(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Turn pixels (n, size, size, 3) into what the model takes, as in training: (n, 3, size, size)."""
+        """Turn pixels into the model's input, as in training: (n, size, size, 3) → (n, 3, size, size)."""
         shard = Shard.build(self._store(pixels), np.arange(len(pixels)), np.empty((len(pixels), 0), np.int8))
         return next(shard.batches(len(pixels)))[0]
 
     def moments(self) -> tuple[list[float], list[float]]:
-        """Return mean and standard deviation of the normalisation, for values from 0 to 1, a number per channel."""
+        """Return mean and standard deviation of the normalisation per channel, for values from 0 to 1."""
         store = self._store(np.empty((0, self.size, self.size, 3), np.uint8))
         mean, std = ([round(value / 255, 6) for value in moment.tolist()] for moment in (store.mean, store.std))
         return mean, std
@@ -84,7 +87,7 @@ class TrainedModel:
         return build_store(self.run.config, pixels, self.device)
 
     def thresholds_by(self, choice: str) -> Tensor:
-        """Return thresholds (C,): the calibrated ones, 0.5 where there are none, or a number for all classes."""
+        """Return thresholds (C,): the calibrated ones, 0.5 if there are none, or one number for all classes."""
         if choice == "calibrated":
             return self.thresholds
         try:
@@ -97,7 +100,7 @@ class TrainedModel:
 
 
 def load_model(run: Run, which: str) -> nn.Module:
-    """Build a run's model; what it needs from outside its folder and is gone is told in one sentence."""
+    """Build a run's model; the error names any file outside the run's folder that is missing."""
     try:
         return run.model(which)
     except FedncaError as error:
@@ -105,12 +108,14 @@ def load_model(run: Run, which: str) -> nn.Module:
 
 
 def to_pixels(image: Source, size: int) -> NDArray[np.uint8]:
-    """Squash a file, picture or array to (size, size, 3), as training did."""
+    """Squash a file, Pillow image or array to (size, size, 3), as in training."""
     if isinstance(image, str | Path):
         return read_resized(Path(image), size)
     if isinstance(image, Image.Image):
         if image.mode.startswith(DEEP):
-            raise FedncaError(f"a picture of mode '{image.mode}' has no agreed white; give the path of its file")
+            raise FedncaError(
+                f"a picture of mode '{image.mode}' has no agreed value for white; give the path of its file"
+            )
         upright = ImageOps.exif_transpose(image)
         upright.info.pop("transparency", None)
         image = np.array(upright.convert("RGB"))

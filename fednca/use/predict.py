@@ -1,4 +1,4 @@
-"""Probabilities, labels and evidence of image files, and how they are written."""
+"""Probabilities, labels and evidence for image files, and how to write them."""
 
 import csv
 import io
@@ -19,12 +19,12 @@ from fednca.models.overlay import overlay, shrink
 from fednca.use.model import TrainedModel
 from fednca.use.reading import read_batches
 
-DIGITS = 6  # of a probability in a file
+DIGITS = 6  # decimals of a probability in a file
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of an image: a probability per class, the classes above their thresholds, pictures of them."""
+    """A model's output for an image: probabilities, the classes above their thresholds, and pictures of these."""
 
     path: Path
     probabilities: dict[str, float]
@@ -44,9 +44,9 @@ def predict(
     batch_size: int = 64,
     evidence: Path | None = None,
 ) -> Iterator[Prediction | ImageError]:
-    """Yield what the model says of each file, in order, or why it cannot be read.
+    """Yield the prediction for each file in order, or the reason why it cannot be read.
 
-    With `evidence`, a picture of each class found (of the likeliest where none is) is written to that folder.
+    evidence: folder for a picture of each class found, or of the likeliest class if none is found.
     """
     thresholds = model.thresholds_by(threshold).numpy()
     for batch in read_batches(paths, model.size, batch_size):
@@ -65,7 +65,7 @@ def predict(
 def draw_evidence(
     model: TrainedModel, prediction: Prediction, pixels: NDArray[np.uint8], folder: Path, prefix: str
 ) -> Prediction:
-    """Write a picture of each class found, laid over the image, and return the prediction with their files."""
+    """Write a picture of the evidence for each class found; return the prediction with the files."""
     names = prediction.labels or (prediction.likeliest(),)
     numbers = [model.classes.index(name) for name in names]
     heats = model.evidence(pixels[None], numbers)[0]
@@ -80,7 +80,7 @@ def draw_evidence(
 
 
 def plain(text: str) -> str:
-    """Return a text that may be part of a file's name anywhere.
+    """Return a text in a form that fits file names on any system.
 
     >>> plain("Pleural effusion / left")
     'Pleural-effusion-left'
@@ -89,7 +89,7 @@ def plain(text: str) -> str:
 
 
 def to_json(model: TrainedModel, threshold: str, found: Sequence[Prediction], failed: Sequence[ImageError]) -> str:
-    """Write predictions, and what they rest on, as JSON."""
+    """Write predictions as JSON, with the model, round and thresholds behind them."""
     thresholds = dict(zip(model.classes, model.thresholds_by(threshold).tolist(), strict=True))
     facts = {
         "run": str(model.run.folder),
@@ -115,7 +115,7 @@ def _json(prediction: Prediction) -> dict[str, Any]:
 
 
 def to_csv(classes: Sequence[str], found: Sequence[Prediction]) -> str:
-    """Write predictions as a table: the image, its labels with | between, and the probability of each class."""
+    """Write predictions as CSV: the image, its labels separated by |, and the probability of each class."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["image", "labels", *classes])

@@ -1,4 +1,4 @@
-"""Image files to pixels of a model's size, on all cores, with those that cannot be read set apart."""
+"""Decode image files to a model's size on all cores, and keep those that cannot be read apart."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -16,18 +16,18 @@ from fednca.data.store import FEW
 
 
 class Batch(NamedTuple):
-    """Images that were read, and those that were not."""
+    """The images of a batch that could be read, and the errors of the others."""
 
     rows: list[int]
-    """of the images that were read, counted through all batches"""
+    """numbers of the images that were read, counted over all batches"""
     pixels: NDArray[np.uint8]
     """(n, size, size, 3)"""
     failed: dict[int, ImageError]
-    """by row"""
+    """by the number of the image"""
 
 
 def find_images(places: Iterable[str | Path]) -> list[Path]:
-    """Return the files that are named, and below the folders that are named all whose ending is an image's."""
+    """Return the named files and, below the named folders, all files with an image's ending."""
     found: dict[Path, None] = {}
     for place in map(Path, places):
         if place.is_dir():
@@ -48,7 +48,7 @@ def image_endings() -> set[str]:
 
 
 def read_batches(paths: Sequence[Path], size: int, batch: int) -> Iterator[Batch]:
-    """Decode and squash files as training did, in their order."""
+    """Decode and squash files as in training, in their order."""
     starts = range(0, len(paths), batch)
     with processes(1 if len(paths) < FEW else cores()) as run:
         yield from run(partial(_read_batch, size), starts, [paths[start : start + batch] for start in starts])

@@ -1,4 +1,4 @@
-"""A local page to drop an image on: probabilities as bars, and the evidence for any class over the image."""
+"""A local page to drop an image on: it shows probabilities as bars and the evidence for any class on the image."""
 
 import html
 import ipaddress
@@ -22,8 +22,8 @@ from fednca.models.overlay import overlay, shrink
 from fednca.use.data import Example, examples
 from fednca.use.model import TrainedModel, to_pixels
 
-SHOWN = 384  # pixels: smaller pictures are enlarged to about this
-HOUR = 3600  # seconds after which an uploaded image is forgotten
+SHOWN = 384  # pixels; smaller pictures are enlarged to about this size
+HOUR = 3600  # seconds after which an uploaded image is deleted
 ONE_AT_A_TIME: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1, "api_visibility": "private"}
 STYLE = """
 .bars {display: grid; grid-template-columns: max-content 1fr max-content; gap: 6px 12px; align-items: center;
@@ -44,7 +44,7 @@ STYLE = """
 #image img, #evidence img {max-height: 60vh; object-fit: contain}
 """
 
-# A file dropped anywhere goes the way of one chosen by a click; gradio's own way is lost after a failed upload.
+# Treat a dropped file like one chosen by a click: gradio's own handling of drops breaks after a failed upload.
 SCRIPT = """<script>
 document.addEventListener("dragover", event => event.preventDefault());
 document.addEventListener("drop", event => {
@@ -61,17 +61,17 @@ document.addEventListener("drop", event => {
 
 
 class Page:
-    """What happens on the page; every method returns new values of its parts."""
+    """The actions of the page; every method returns new values for its parts."""
 
     def __init__(self, model: TrainedModel, pictures: list[Example], folder: Path, gradio: Any) -> None:  # noqa: ANN401
-        """Write the examples to a folder, from where they are read like uploaded images."""
+        """Write the examples to a folder, so that they can be read like uploaded images."""
         self.model, self.pictures, self.gradio = model, pictures, gradio
         self.examples = [folder / f"example-{number}.png" for number in range(len(pictures))]
         for file, example in zip(self.examples, pictures, strict=True):
             Image.fromarray(example.picture).save(file)
 
     def look(self, path: str, shown: str) -> list[Any]:
-        """Score an image: the problem, the bars, the classes, the image's name, itself, the evidence, and its path."""
+        """Score an image; return problem, bars, class choice, image name, image, evidence and path."""
         update = self.gradio.update
         try:
             picture = read_image(Path(path))
@@ -88,13 +88,13 @@ class Page:
         return [silent, bars(self.model, scores.tolist()), chosen, html.escape(shown), large, drawn, path]
 
     def look_at_upload(self, path: str) -> list[Any]:
-        """Score an uploaded image, and empty the place to drop the next one."""
+        """Score an uploaded image, and clear the upload area for the next one."""
         return [*self.look(path, Path(path).name), None]
 
     def look_at_example(self, number: int) -> list[Any]:
-        """Score an example, and say what it shows."""
+        """Score an example, and name the classes it shows."""
         labels = ", ".join(self.pictures[number].labels) or "none of the classes"
-        return self.look(str(self.examples[number]), f"Test image of {labels}")
+        return self.look(str(self.examples[number]), f"Test image that shows {labels}")
 
     def show(self, path: str | None, name: str | None) -> NDArray[np.uint8] | None:
         """Draw the evidence for a class over the image."""
@@ -107,7 +107,7 @@ class Page:
 
 
 def build_page(model: TrainedModel, folder: Path) -> Any:  # noqa: ANN401 (gradio's)
-    """Build the page; `folder` takes the examples."""
+    """Build the page; the examples are written to `folder`."""
     gr = needed("gradio", "serve")
     pictures = examples(model.run)
     page = Page(model, pictures, folder, gr)
@@ -116,7 +116,7 @@ def build_page(model: TrainedModel, folder: Path) -> Any:  # noqa: ANN401 (gradi
     def choose(event: Any) -> list[Any]:  # noqa: ANN401
         return page.look_at_example(event.index)
 
-    choose.__annotations__["event"] = gr.SelectData  # by which gradio knows what to pass
+    choose.__annotations__["event"] = gr.SelectData  # tells gradio what to pass
     title = f"{model.run.title} on {model.data}"
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(HOUR, HOUR)) as app:
         gr.Markdown(heading(model))
@@ -126,7 +126,7 @@ def build_page(model: TrainedModel, folder: Path) -> Any:  # noqa: ANN401 (gradi
                 file = gr.File(label="Your image", elem_id="drop", height=150)
                 message = gr.HTML(elem_id="message", visible=False)
                 if pictures:
-                    gr.Markdown("or one of these test images:")
+                    gr.Markdown("or choose one of these test images:")
                     gallery = gr.Gallery(
                         [enlarge(shrink(each.picture)) for each in pictures],
                         show_label=False,
@@ -159,16 +159,16 @@ def build_page(model: TrainedModel, folder: Path) -> Any:  # noqa: ANN401 (gradi
 
 
 def heading(model: TrainedModel) -> str:
-    """Say what the model is, and what must be known of it."""
+    """Describe the model, with its warning if it has one."""
     run = model.run
-    thresholds = "calibrated thresholds" if model.calibrated else "threshold 0.5 for every class"
+    thresholds = "thresholds calibrated on validation images" if model.calibrated else "threshold 0.5 for every class"
     facts = f"{len(model.classes)} classes, round {model.round} of {run.config.train.rounds}, {thresholds}"
     note = f"\n\n**{html.escape(model.note[0].upper() + model.note[1:])}.**" if model.note else ""
     return f"# {html.escape(run.title)} on {html.escape(model.data)}\n{facts}{note}"
 
 
 def bars(model: TrainedModel, scores: list[float]) -> str:
-    """Draw the probabilities, the highest first, with a mark at each threshold."""
+    """Draw the probabilities as bars, highest first, with a mark at each threshold."""
     rows = sorted(zip(model.classes, scores, model.thresholds.tolist(), strict=True), key=lambda row: -row[1])
     lines = []
     for name, score, threshold in rows:
@@ -180,12 +180,12 @@ def bars(model: TrainedModel, scores: list[float]) -> str:
             f'<div class="mark" style="left: calc({100 * threshold:.2f}% - 1px)"></div></div>'
             f'<div class="number{found}">{100 * score:.1f}%</div>'
         )
-    legend = '<div class="legend">Above its mark, the threshold, a class counts as found (blue).</div>'
+    legend = '<div class="legend">A class counts as found (blue) above its threshold, the mark on its bar.</div>'
     return f'<div class="bars">{"".join(lines)}</div>{legend}'
 
 
 def problem(path: str, error: Exception) -> str:
-    """Say what is wrong with an image, without where the server keeps it."""
+    """Say what is wrong with an image, without showing where the server keeps it."""
     name = Path(path).name
     if isinstance(error, ImageError):
         said = f"'{name}' {error.problem}"
@@ -195,13 +195,13 @@ def problem(path: str, error: Exception) -> str:
 
 
 def enlarge(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Repeat the pixels of a small picture."""
+    """Enlarge a small picture by repeating its pixels."""
     times = max(1, round(SHOWN / max(picture.shape[:2])))
     return picture.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is this machine's own."""
+    """Return whether an address is this machine's own."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -209,7 +209,7 @@ def is_loopback(host: str) -> bool:
 
 
 def stay_at_home(host: str, folder: str) -> None:
-    """Let gradio tell nobody of itself, ask its own page directly, and keep uploads in a folder that goes away."""
+    """Make gradio send no analytics, reach its page without a proxy, and keep uploads in a temporary folder."""
     around = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     os.environ["no_proxy"] = ",".join(filter(None, [around, "localhost", host]))
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -217,12 +217,12 @@ def stay_at_home(host: str, folder: str) -> None:
 
 
 def end_orderly(number: int, frame: object) -> None:
-    """Leave by an exception when a service manager stops the process, or its terminal closes: uploads are removed."""
+    """Exit by an exception when the process is stopped or its terminal closes, so that uploads are removed."""
     raise SystemExit(128 + number)
 
 
 def serve(model: TrainedModel, host: str, port: int, max_mb: float, announce: Callable[[str], None]) -> None:
-    """Show the page until the process is stopped; `announce` hears its address."""
+    """Show the page until the process is stopped; `announce` is called with its address."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, end_orderly)

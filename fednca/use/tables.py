@@ -15,7 +15,7 @@ ANY_WIDTH = 10_000  # wide enough for every table
 
 
 def predictions_table(title: str, found: Sequence[Prediction]) -> Table:
-    """Show the classes found in each image with their probabilities; where none is, the likeliest."""
+    """Show the classes found in each image with their probabilities, or the likeliest class if none is found."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     table.add_column("image", overflow="fold")
     table.add_column("found", overflow="fold")
@@ -28,14 +28,14 @@ def predictions_table(title: str, found: Sequence[Prediction]) -> Table:
 
 
 def fit(table: Callable[[str], Table], console: Console) -> Table:
-    """Make a table with metrics beside their intervals, or above them where names would else give way to them."""
+    """Make a table with intervals beside the metrics, or below them if the table would else be too wide."""
     beside = table(" ")
     whole = console.measure(beside, options=console.options.update_width(ANY_WIDTH)).maximum
     return beside if whole <= console.width else table("\n")
 
 
 def means_table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]], gap: str = " ") -> Table:
-    """Show metrics in percent with their intervals, for all images and by group; `gap` is what stands between."""
+    """Show metrics in percent with their intervals, for all images and by group; `gap` stands between the two."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("", overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
@@ -47,9 +47,9 @@ def means_table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]], gap: 
 
 
 def classes_table(classes: Mapping[str, Mapping[str, Any]], gap: str = " ") -> Table:
-    """Show each class's metrics in percent with their intervals; `gap` is what stands between."""
+    """Show each class's metrics in percent with their intervals; `gap` stands between the two."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
-    table.caption = "shown: images that show the class; above: threshold of F1"
+    table.caption = "shown: number of images that show the class; above: F1 counts it as found above this probability"
     table.add_column("class", overflow="fold")
     for label in ("shown", "AUC", "AP", "F1", "above"):
         table.add_column(label, justify="right", no_wrap=True)
@@ -60,7 +60,7 @@ def classes_table(classes: Mapping[str, Mapping[str, Any]], gap: str = " ") -> T
 
 
 def bounded(metric: Mapping[str, float | None], gap: str = " ") -> str:
-    """Write a share in percent with its bounds after a gap.
+    """Write a share in percent, then its bounds after a gap.
 
     >>> bounded({"value": 0.5, "low": 0.4, "high": 0.625}), bounded({"value": None, "low": None, "high": None})
     ('50.0 40.0–62.5', '–')

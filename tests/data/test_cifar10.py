@@ -2,9 +2,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import composite_counts
 
-from fednca.base.errors import FedncaError
-from fednca.data.compose import composite_counts
 from fednca.data.sources.cifar10 import (
     CLASSES,
     TEST_FILES,

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from helpers import composite_counts
 
 from fednca.base.errors import FedncaError
-from fednca.data.compose import compose, composite_counts
+from fednca.data.compose import compose
 
 # Images per class as MedMNIST publishes them for DermaMNIST.
 DERMAMNIST = {

@@ -5,6 +5,7 @@ import pytest
 
 from fednca.base.errors import FedncaError
 from fednca.data.federation import Federation, build_federation, hold_out
+from fednca.data.partition import ELSEWHERE, dirichlet_presence, from_arrays, to_arrays
 from fednca.data.types import Dataset, Split
 
 SETTINGS = {"clients": 4, "beta": 1.0, "gamma": 0.75, "seed": 0, "min_samples": 5}
@@ -85,6 +86,34 @@ def test_building_again_and_loading_give_the_same_federation(tmp_path, val, grou
     federation.save(tmp_path / "partition.npz")
     assert_same(federation, build_federation(dataset, **SETTINGS))
     assert_same(federation, Federation.load(tmp_path / "partition.npz", dataset))
+
+
+def test_a_partition_comes_back_whole_from_its_arrays():
+    labels = (np.random.default_rng(3).random((500, 8)) < 0.25).astype(np.int8)
+    partition = dirichlet_presence(labels, 4, 0.5, 0.6, 0, groups=np.arange(500) // 2)
+    back = from_arrays(to_arrays(partition))
+    assert len(partition.left_out[ELSEWHERE]) > 0
+    assert back.unmatched == partition.unmatched
+    assert list(back.left_out) == list(partition.left_out)
+    np.testing.assert_array_equal(back.classes, partition.classes)
+    np.testing.assert_array_equal(back.proportions, partition.proportions)
+    pairs = [*zip(back.clients, partition.clients, strict=True)]
+    for mine, own in [*pairs, *zip(back.left_out.values(), partition.left_out.values(), strict=True)]:
+        np.testing.assert_array_equal(mine, own)
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut short"])
+def test_a_file_that_is_no_archive_is_named(tmp_path, content):
+    path = tmp_path / "partition.npz"
+    path.write_bytes(content)
+    with pytest.raises(FedncaError, match=r"partition\.npz' cannot be read"):
+        Federation.load(path, make_dataset(val=False))
+
+
+def test_an_archive_of_something_else_is_named(tmp_path):
+    np.savez(tmp_path / "images.npz", train_images=np.zeros(3))
+    with pytest.raises(FedncaError, match=r"images\.npz' has no array 'fingerprint'"):
+        Federation.load(tmp_path / "images.npz", make_dataset(val=False))
 
 
 def test_a_federation_of_other_labels_is_refused(tmp_path):

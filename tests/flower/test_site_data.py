@@ -50,7 +50,7 @@ def test_sites_train_as_the_natural_partition_of_all_their_images_would(tmp_path
         assert mine["test"]["class_f1"] == reference["test"]["class_f1"]
 
     card = model_card(TrainedModel(found), "model.onnx", "onnx")
-    assert "3 clients, each of them a site of the data." in card
+    assert "3 clients, one for each site in the data." in card
     assert "beta" not in card
 
 

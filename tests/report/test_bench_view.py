@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from fednca.cli.app.app import main
 from helpers import plan
 from rich.console import Console
 
-from fednca.cli.app import main
-from fednca.cli.bench_view import BenchView, LiveView, PlainView
+from fednca.cli.bench_view import BenchView, LiveView
 from fednca.report.tables import bench_table, mean_and_std
 
 METRICS = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
@@ -100,7 +100,7 @@ def test_plain_lines_tell_of_beginnings_and_ends_and_no_round(tmp_path, clock):
     bench = plan(tmp_path, "fedavg", "fedprox", "fednca-ml")
     one, two, three = bench.cells()
     console = Console(file=io.StringIO(), width=40)
-    view = PlainView(console, bench.cells())
+    view = BenchView(console, bench.cells())
     for _ in range(2):
         view.note("engine: two horses")
     view.prepare("digits train", 1, 2)
@@ -113,11 +113,11 @@ def test_plain_lines_tell_of_beginnings_and_ends_and_no_round(tmp_path, clock):
     view.begin(three, 0)
     assert console.file.getvalue().splitlines() == [
         "engine: two horses",
-        "fedavg, seed 0: begins | 0 of 3 runs done | 0:00:00",
-        "fedprox, seed 0: goes on after round 1 | 0 of 3 runs done | 0:00:00",
+        "fedavg, seed 0: starts | 0 of 3 runs done | 0:00:00",
+        "fedprox, seed 0: resumes after round 1 | 0 of 3 runs done | 0:00:00",
         "fedavg, seed 0: macro-AUC 91.0 macro-F1 – | 1 of 3 runs done | 0:01:00, 0:04:00 left",
         "fedprox, seed 0: failed, no [reason] | 1 of 3 runs done | 0:01:00, 0:03:00 left",
-        "fednca-ml, seed 0: begins | 1 of 3 runs done | 0:01:00, 0:03:00 left",
+        "fednca-ml, seed 0: starts | 1 of 3 runs done | 0:01:00, 0:03:00 left",
     ]
 
 

@@ -75,12 +75,12 @@ def test_the_squares_are_the_cosines():
     assert [label.get_text() for label in left.get_xticklabels()] == CLASSES[:3]
     assert [label.get_text() for label in left.get_yticklabels()] == CLASSES[:3]
     assert [text.get_text() for text in left.texts] == ["1.0", "0.0", "0.5", "0.0", "1.0", "0.5", "1.0"]
-    assert title(left) == "left\nmean of pairs 0.23"
+    assert title(left) == "left\nmean over pairs 0.23"
     assert len(cosine_panels({"one": np.eye(30)}, list(map(str, range(30)))).axes[0].texts) == 0
 
 
 def test_a_mean_of_no_pairs_is_not_defined():
-    assert title(cosine_panels({"one": np.ones((1, 1))}, CLASSES[:1]).axes[0]) == "one\nmean of pairs not defined"
+    assert title(cosine_panels({"one": np.ones((1, 1))}, CLASSES[:1]).axes[0]) == "one\nmean over pairs not defined"
 
 
 def test_test_images_without_any_class_are_drawn_without_evidence(tmp_path):
@@ -124,7 +124,7 @@ def test_examples_carry_the_names_of_their_classes():
     figure = example_grid(raw, [[0, 2], [], [1]], CLASSES)
     assert [title(axes) for axes in figure.axes] == [
         "class 0\nclass 2",
-        "none",
+        "no class",
         "class 1",
     ]
     assert enlarge(raw[0]).shape == (160, 160, 3)

@@ -137,7 +137,7 @@ def test_a_check_fails_until_the_page_is_written_again(complete, tried_draws, tm
     run = Entry(SETTING, "fedavg", chosen_draw(SETTING, complete), 0).path
     write_records(tried_draws | {run: complete[run]}, records)
     command = ["--records", str(records), "--out", str(out)]
-    with pytest.raises(SystemExit, match="is not what the records give"):
+    with pytest.raises(SystemExit, match="does not match the records"):
         main([*command, "--check"])
     (out / FOLDER).mkdir(parents=True)
     (out / FOLDER / "gone.svg").write_text("an earlier figure")

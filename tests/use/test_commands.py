@@ -109,7 +109,7 @@ def test_judging_a_model_by_what_it_was_trained_on_is_told(run, table, capsys, t
     config.write_text(config.read_text().replace("[data]", f"[data]\nroot = '{table}'"))
     words = ["evaluate", str(tmp_path / "run"), "--data", f"{table}/../data", "--ignore-extra", "--resamples", "2"]
     assert main(words) == 0
-    assert "is what the model was trained on, so expect worse elsewhere" in capsys.readouterr().err
+    assert "is what the model was trained on, so expect worse on other images" in capsys.readouterr().err
     shutil.copytree(table, tmp_path / "elsewhere")
     assert main([*words[:3], str(tmp_path / "elsewhere"), *words[4:]]) == 0
     assert capsys.readouterr().err == ""
@@ -134,7 +134,7 @@ def test_export_writes_model_and_card_into_the_run(run, capsys, tmp_path, kind, 
     folder = tmp_path / "run"
     shutil.copytree(run.folder, folder)
     assert main(["export", str(folder), "--to", kind]) == 0
-    assert "of the model; its card: " in capsys.readouterr().out
+    assert "of the model; model card: " in capsys.readouterr().out
     assert {path.name for path in (folder / "export").iterdir()} == {name, f"{name}.md"}
 
 
@@ -143,7 +143,7 @@ def test_an_unfinished_run_is_used_and_said_to_be_so(image_folder, capsys, tmp_p
         train(tiny(), tmp_path / "run", [StopAfter(1)])
     assert main(["predict", str(tmp_path / "run"), str(image_folder), "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == "fednca: the run is not finished: this is its best model so far, of round 1 of 3\n"
+    assert err == "fednca: the run is not finished: this is its best model so far, from round 1 of 3\n"
     assert json.loads(out)["finished"] is False
 
 

@@ -96,7 +96,7 @@ def test_a_file_that_disagrees_is_not_written(model, tmp_path, monkeypatch, kind
         return content, read
 
     monkeypatch.setattr(fednca.use.export, f"build_{kind}", disturbed)
-    with pytest.raises(RunFailedError, match=rf"the {kind} file gives probabilities that differ .* was not written"):
+    with pytest.raises(RunFailedError, match=rf"the {kind} file's probabilities differ .* was not written"):
         export(model, kind, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_used_is_not_written(model, tmp_path, monkeypatch)
         return b"", read
 
     monkeypatch.setattr(fednca.use.export, "build_torchscript", useless)
-    with pytest.raises(RunFailedError, match=r"cannot score images \(sizes do not match\); it was not written"):
+    with pytest.raises(RunFailedError, match=r"cannot score images \(sizes do not match\), so it was not written"):
         export(model, "torchscript", tmp_path / "model.pt")
     assert list(tmp_path.iterdir()) == []
 
@@ -183,9 +183,9 @@ def test_the_card_tells_data_method_federation_and_metrics_of_each_class(model):
     sizes = [len(own) for own in federation.train.partition.clients]
     for fact in (
         "# fednca-ml on digits",
-        "3 clients; beta = 1, gamma = 0.9, seed 0.",
+        "3 clients; beta = 1 (how evenly",
         f"Training images of a client: {min(sizes)} to {max(sizes)}",
-        "Label distance of the clients: 0.",
+        "Distance between the label distributions of two clients, on average (0: equal, 1: nothing in common): 0.",
         f"Images: {len(federation.train.rows)} train, {len(federation.val.rows)} validation, 75 test.",
         "lambda1 = 1.0",
         "Fewer than 20 test images show zero, one,",
@@ -205,7 +205,7 @@ def test_a_card_without_data_and_of_an_unfinished_run(model, tmp_path, monkeypat
     monkeypatch.setattr(fednca.use.card, "dataset_of", gone)
     card = model_card(TrainedModel(Run(tmp_path / "run")), "model.pt", "torchscript")
     assert "**The run is not finished: this is its best model so far" in card
-    assert "The dataset was not at hand when this card was written" in card
+    assert "The dataset was not there when this card was written" in card
     assert "It has no calibrated thresholds" in card
     assert table_of(card, "metric")["macro-F1"][1] == "–"
     assert table_of(card, "class")["zero"][:2] == ["–", "–"]

@@ -70,7 +70,7 @@ def test_an_unfinished_run_gives_its_best_model_and_says_so(tmp_path):
         train(tiny(), tmp_path / "run", [StopAfter(2)])
     model = TrainedModel(Run(tmp_path / "run"))
     best = Run(tmp_path / "run").state("best")
-    assert model.note == f"the run is not finished: this is its best model so far, of round {best.round} of 3"
+    assert model.note == f"the run is not finished: this is its best model so far, from round {best.round} of 3"
     assert (model.calibrated, model.thresholds.tolist()) == (False, [0.5] * 10)
     torch.testing.assert_close(dict(model.model.state_dict()), best.server.weights)
 
@@ -113,7 +113,7 @@ def test_a_run_keeps_its_text_table_and_an_older_one_names_the_file_that_is_gone
     [
         (np.zeros((4, 4), np.uint8), r"an image is uint8 of shape \(4, 4\); give uint8 of shape \(H, W, 3\)"),
         (np.zeros((4, 4, 3)), "an image is float64"),
-        (Image.new("I;16", (4, 4)), "a picture of mode 'I;16' has no agreed white"),
+        (Image.new("I;16", (4, 4)), "a picture of mode 'I;16' has no agreed value for white"),
     ],
 )
 def test_other_images_are_refused(model, image, sentence):

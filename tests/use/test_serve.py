@@ -73,8 +73,8 @@ def test_an_upload_shows_probabilities_image_and_evidence(page, model, image_fol
 
 
 def test_examples_say_what_they_show(page):
-    assert page.look_at_example(0)[3] == "Test image of one"
-    assert page.look_at_example(1)[3] == "Test image of none of the classes"
+    assert page.look_at_example(0)[3] == "Test image that shows one"
+    assert page.look_at_example(1)[3] == "Test image that shows none of the classes"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n", b"<svg onload=alert(1)>", bytes(range(256)) * 9])

@@ -157,7 +157,7 @@ def test_examples_can_be_clicked(page, model, pictures):
     assert page.locator("#examples img").count() == 8
     page.locator("#examples button").nth(2).click()
     page.wait_for_selector("#evidence img")
-    assert page.locator("#shown").inner_text().startswith("Test image of ")
+    assert page.locator("#shown").inner_text().startswith("Test image that shows ")
     assert sorted(numbers(page)) == sorted(model.classes)
     page.screenshot(path=pictures / "serve-example.png", full_page=True)
     page.emulate_media(color_scheme="dark")

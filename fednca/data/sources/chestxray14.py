@@ -21,21 +21,9 @@ SIZE = "86,524 train / 25,596 test images by the official lists"
 LICENCE = "free use; the NIH Clinical Center asks for credit and a citation of Wang et al. (2017)"
 OBTAINED = "images are downloaded, 45 GB; fetch the tables by hand from nihcc.app.box.com/v/ChestXray-NIHCC"
 CLASSES = (
-    "Atelectasis",
-    "Cardiomegaly",
-    "Effusion",
-    "Infiltration",
-    "Mass",
-    "Nodule",
-    "Pneumonia",
-    "Pneumothorax",
-    "Consolidation",
-    "Edema",
-    "Emphysema",
-    "Fibrosis",
-    "Pleural_Thickening",
-    "Hernia",
-)
+    "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
+    "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia",
+)  # fmt: skip
 NO_FINDING = "No Finding"
 COLUMNS = (*CLASSES, NO_FINDING)
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from fednca.base.errors import FedncaError
 from fednca.base.randomness import numpy_rng
 from fednca.config.options import Options as BaseOptions
-from fednca.data.compose import compose
+from fednca.data.compose import composites
 from fednca.data.fetch import Archive, Progress, obtain
 from fednca.data.layout import require
 from fednca.data.types import Dataset, Split
@@ -76,8 +76,7 @@ def load(options: Options, root: Path | None) -> Dataset:
     kept, aside = set_aside(labels, options.seed)
 
     def split(part: str, images: NDArray[np.uint8], labels: NDArray[np.uint8], singles: int, pairs: int) -> Split:
-        rng = numpy_rng(options.seed, f"cifar10 {part} composites")
-        return Split(*compose(images, labels, len(CLASSES), singles=singles, pairs=pairs, rng=rng))
+        return composites(f"cifar10 {part}", images, labels, len(CLASSES), singles, pairs, options.seed)
 
     train = split("train", images[kept], labels[kept], options.train_singles, options.train_pairs)
     val = split("val", images[aside], labels[aside], options.val_singles, options.val_pairs)

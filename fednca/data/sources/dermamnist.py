@@ -9,9 +9,8 @@ from pydantic import Field
 from fednca.base.arrays import read_arrays
 from fednca.base.errors import FedncaError
 from fednca.base.packages import needed
-from fednca.base.randomness import numpy_rng
 from fednca.config.options import Options as BaseOptions
-from fednca.data.compose import compose
+from fednca.data.compose import composites
 from fednca.data.fetch import Progress, download
 from fednca.data.layout import require
 from fednca.data.types import Dataset, Split
@@ -21,14 +20,9 @@ SIZE = "8,057 train / 1,213 val / 2,425 test composites"
 LICENCE = "CC BY-NC 4.0"
 OBTAINED = "downloaded with the optional package medmnist: dermamnist.npz, 20 MB"
 CLASSES = (
-    "actinic keratoses",
-    "basal cell carcinoma",
-    "benign keratosis-like lesions",
-    "dermatofibroma",
-    "melanoma",
-    "melanocytic nevi",
-    "vascular lesions",
-)
+    "actinic keratoses", "basal cell carcinoma", "benign keratosis-like lesions", "dermatofibroma", "melanoma",
+    "melanocytic nevi", "vascular lesions",
+)  # fmt: skip
 
 FILE = "dermamnist.npz"
 
@@ -64,20 +58,12 @@ def load(options: Options, root: Path | None) -> Dataset:
     """Compose the three splits, each from its official source images."""
     path = require("dermamnist", root, missing) / FILE
     arrays = read_arrays(path, "download it again")
-    pairs = {"train": options.train_pairs, "val": options.val_pairs, "test": options.test_pairs}
-    splits = {
-        part: Split(
-            *compose(
-                *_source(arrays, part, path),
-                len(CLASSES),
-                singles=None,
-                pairs=count,
-                rng=numpy_rng(options.seed, f"dermamnist {part} composites"),
-            )
-        )
-        for part, count in pairs.items()
-    }
-    return Dataset("dermamnist", CLASSES, splits["train"], splits["val"], splits["test"])
+
+    def split(part: str, pairs: int) -> Split:
+        return composites(f"dermamnist {part}", *_source(arrays, part, path), len(CLASSES), None, pairs, options.seed)
+
+    train, val = split("train", options.train_pairs), split("val", options.val_pairs)
+    return Dataset("dermamnist", CLASSES, train, val, split("test", options.test_pairs))
 
 
 def _source(

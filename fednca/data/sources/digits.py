@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fednca.base.randomness import numpy_rng
 from fednca.config.options import Options as BaseOptions
-from fednca.data.compose import compose
+from fednca.data.compose import composites
 from fednca.data.fetch import Progress
 from fednca.data.types import Dataset, Split
 
@@ -56,25 +56,15 @@ def load(options: Options, root: Path | None) -> Dataset:
     digits = load_digits()
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     rows = split_rows(digits.target, options.seed)
-    counts = {
-        "train": (options.train_singles, options.train_pairs),
-        "val": (options.val_singles, options.val_pairs),
-        "test": (options.test_singles, options.test_pairs),
-    }
-    splits = {
-        part: Split(
-            *compose(
-                images[rows[part]],
-                digits.target[rows[part]],
-                len(CLASSES),
-                singles=singles,
-                pairs=pairs,
-                rng=numpy_rng(options.seed, f"digits {part} composites"),
-            )
-        )
-        for part, (singles, pairs) in counts.items()
-    }
-    return Dataset("digits", CLASSES, splits["train"], splits["val"], splits["test"])
+
+    def split(part: str, singles: int, pairs: int) -> Split:
+        own = rows[part]
+        return composites(f"digits {part}", images[own], digits.target[own], len(CLASSES), singles, pairs, options.seed)
+
+    train = split("train", options.train_singles, options.train_pairs)
+    val = split("val", options.val_singles, options.val_pairs)
+    test = split("test", options.test_singles, options.test_pairs)
+    return Dataset("digits", CLASSES, train, val, test)
 
 
 def split_rows(target: NDArray[np.integer], seed: int) -> dict[str, NDArray[np.intp]]:

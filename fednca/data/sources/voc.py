@@ -18,27 +18,9 @@ SIZE = "5,717 train / 5,823 test images"
 LICENCE = "Flickr terms of use, for research"
 OBTAINED = "downloaded: VOCtrainval_11-May-2012.tar, 2 GB"
 CLASSES = (
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
 
 ARCHIVE = Archive(
     "VOCtrainval_11-May-2012.tar",

@@ -20,7 +20,7 @@ function h(tag, attributes = {}, ...children) {
 
 const SHAPES = ["M-1-1H1V1H-1Z", "M0-1.3L1.3 0L0 1.3L-1.3 0Z", "M0-1.2L1.2 1H-1.2Z", "M0 1.2L1.2-1H-1.2Z", "M-1.2 0H1.2M0-1.2V1.2", "M-1-1L1 1M1-1L-1 1"];
 
-/** A sign for number i: colour and shape together are unlike all others, so that colour need not be seen. */
+/** The mark of number i: no two share colour and shape, so a chart can be read without seeing colours. */
 function mark(i, x, y, r, tip = "") {
   const attributes = tip && ` data-tip="${esc(tip)}"`;
   const shape = Math.floor(i / 10) + (i % 10);
@@ -38,7 +38,7 @@ function html(text) {
   return holder.content;
 }
 
-/** What a tip says: lines of [number of its sign or null, name, value]. */
+/** The text of a tooltip; lines: [number of the mark or null, name, value]. */
 const tip = (head, lines = []) => JSON.stringify([head, lines]);
 
 document.addEventListener("mousemove", (event) => {
@@ -53,7 +53,7 @@ document.addEventListener("mousemove", (event) => {
   box.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 4))}px`;
 });
 
-/** Round numbers from low to high, about `count` of them. */
+/** About `count` round numbers from low to high. */
 function ticks(low, high, count, whole = false) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -123,7 +123,7 @@ function lineChart(host, series, { xlabel, label, log = false, height = 260, sho
   svg(host, width, height, parts.join(""), label);
 }
 
-/** A row for each class, how often it occurs as a bar, and a sign for each method at its value. */
+/** A row for each class: a bar for how often it occurs, and a mark for each method at its value. */
 function dotPlot(host, rows, { counted, xlabel, label }) {
   const width = Math.max(320, host.clientWidth || 1100), step = rows.length > 40 ? 16 : 24;
   const names = textWidth(rows.map((row) => row.name)) + 8, bars = counted ? 120 : 0, left = names + bars + 20, right = width - 12;
@@ -145,7 +145,7 @@ function dotPlot(host, rows, { counted, xlabel, label }) {
   svg(host, width, bottom + 40, parts.join(""), label);
 }
 
-/** A bar for each client, a segment for each class, coloured by its sign; signs from the eleventh on are hatched. */
+/** A bar for each client with a coloured segment for each class; from the eleventh class on segments are hatched. */
 function stackedBars(host, clients, names, signs, counts, label) {
   const width = Math.max(300, host.clientWidth || 560), step = Math.max(9, Math.min(24, 560 / clients.length));
   const left = textWidth(clients) + 12, right = width - 50, bottom = clients.length * step;
@@ -166,11 +166,11 @@ function stackedBars(host, clients, names, signs, counts, label) {
     });
     if (step >= 12) parts.push(`<text x="${x(sum) + 5}" y="${y + step * 0.4 + 4}">${sum}</text>`);
   });
-  parts.push(`<text x="${(left + right) / 2}" y="${bottom + 34}" text-anchor="middle">positive labels</text>`);
+  parts.push(`<text x="${(left + right) / 2}" y="${bottom + 34}" text-anchor="middle">labels (one image may have several)</text>`);
   svg(host, width, bottom + 38, parts.join(""), label);
 }
 
-/** A bubble for each client and class, its area the number of images; a dot where a class is allowed but absent. */
+/** A bubble for each client and class, its area the number of images; a dot for an allowed class without images. */
 function bubbleChart(host, clients, classes, counts, allowed, label) {
   const width = Math.max(300, host.clientWidth || 560), left = textWidth(clients) + 14;
   const step = Math.min(46, (width - left - 10) / classes.length), row = Math.max(10, Math.min(step, 30));
@@ -194,7 +194,7 @@ function bubbleChart(host, clients, classes, counts, allowed, label) {
   svg(host, width, top + clients.length * row + 6, parts.join(""), label);
 }
 
-/** Points in the plane: [x, y, number of the sign, what the tip says]. */
+/** Points in the plane: [x, y, number of the mark, text of the tooltip]. */
 function scatter(host, points, label) {
   const size = Math.max(200, Math.min(400, host.clientWidth || 340)), [xs, ys] = [0, 1].map((axis) => points.map((p) => p[axis]));
   const fit = (values) => {
