@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from fednca.cli.app.app import main
+from fednca.cli.app import main
 from helpers import plan
 from rich.console import Console
 
