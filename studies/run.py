@@ -27,7 +27,7 @@ from fednca.base.errors import FedncaError
 from fednca.bench.cells import Cell
 from fednca.bench.local import LocalExecutor, Outcome
 from fednca.bench.rows import parse_row
-from fednca.cli.bench_view import BenchView, Record
+from fednca.bench.view import BenchView, Record
 from fednca.cli.flags import whole
 from fednca.runs import Run
 

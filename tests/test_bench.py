@@ -18,7 +18,7 @@ from fednca.base.errors import FedncaError, RunFailedError
 from fednca.base.randomness import GLOBAL
 from fednca.bench.cells import Bench
 from fednca.bench.local import LocalExecutor, Watch, how_many_fit, train_bench
-from fednca.cli.bench_view import BenchView
+from fednca.bench.view import BenchView
 from fednca.engines.processes import fork
 from fednca.runs import Run, train
 

@@ -3,7 +3,7 @@
     python tests/walks.py
 
 A module is crossed where one of its functions holds the thing in a variable: the file's path, pixels, the map or the
-logits of the image; the weight itself, or named tensors that contain it.
+logits of the image; the weight itself, named tensors that contain it, or what carries those.
 """
 
 import sys
@@ -23,10 +23,13 @@ from PIL import Image
 import fednca
 from fednca.config import load_config
 from fednca.data.load import federate
+from fednca.engines.contract import Trained
 from fednca.engines.eager import EagerEngine
 from fednca.engines.model import build_model
 from fednca.engines.workplace import build_workplace
 from fednca.methods import create_method
+from fednca.methods.contract import Server, Update
+from fednca.runs.checkpoint import State
 from fednca.runs.rounds import play_rounds
 from fednca.runs.training import first_state
 
@@ -41,9 +44,7 @@ def crossed(holds: Callable[[object], bool]):
 
     def look(frame: FrameType, event: str, value: object) -> None:
         path = Path(frame.f_code.co_filename)
-        if event != "return" or ROOT not in path.parents:
-            return
-        if any(map(holds, [value, *frame.f_locals.values()])):
+        if event in {"call", "return"} and ROOT in path.parents and any(map(holds, [value, *frame.f_locals.values()])):
             modules[str(path.relative_to(ROOT).with_suffix(""))] = None
 
     sys.setprofile(look)
@@ -71,7 +72,9 @@ def walk_of_an_image(folder: Path) -> list[str]:
     def holds(value: object) -> bool:
         if isinstance(value, Path):
             return value.suffix == ".png"
-        shape = tuple(getattr(value, "shape", ()))
+        if not isinstance(value, np.ndarray | torch.Tensor):
+            return False
+        shape = tuple(value.shape)
         pixels = len(shape) > 2 and shape.count(SIDE) > 1
         feature_map, logits = len(shape) == 4 and shape[1] == 64, shape == (12, 2)
         return pixels or (isinstance(value, torch.Tensor) and (feature_map or (logits and value.is_floating_point())))
@@ -97,6 +100,8 @@ def walk_of_a_weight() -> list[str]:
     def holds(value: object) -> bool:
         if isinstance(value, torch.Tensor):
             return value.shape == shape
+        if isinstance(value, Server | Update | Trained | State):
+            return True
         return isinstance(value, Mapping) and WEIGHT in value
 
     with crossed(holds) as modules:

@@ -29,7 +29,7 @@ from fednca.runs.callbacks import Callback
 from fednca.runs.folder import locked
 
 if TYPE_CHECKING:
-    from fednca.cli.bench_view import BenchView
+    from fednca.bench.view import BenchView
     from fednca.data.federation import Federation
     from fednca.runs.history import Best, Round
 

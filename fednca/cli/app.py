@@ -225,7 +225,7 @@ def run_bench(arguments: Namespace, overrides: Overrides, console: "Console") ->
     from fednca.bench.cells import Bench, plan_bench
     from fednca.bench.local import train_bench
     from fednca.bench.rows import parse_seeds
-    from fednca.cli.bench_view import view_for
+    from fednca.bench.view import view_for
 
     folder = Path(arguments.out or Path("runs") / "bench" / source_name(arguments.preset))
     bench = plan_bench(arguments.preset, overrides, arguments.methods, parse_seeds(arguments.seeds), folder)

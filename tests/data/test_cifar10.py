@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers import composite_counts
 
+from fednca.base.errors import FedncaError
 from fednca.data.sources.cifar10 import (
     CLASSES,
     TEST_FILES,

@@ -7,6 +7,7 @@ from helpers import composite_counts
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
+from fednca.base.errors import FedncaError
 from fednca.data.sources import get_source, source_names
 from fednca.data.sources.digits import CLASSES, Options, load, split_rows
 

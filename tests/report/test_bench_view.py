@@ -9,7 +9,7 @@ from fednca.cli.app import main
 from helpers import plan
 from rich.console import Console
 
-from fednca.cli.bench_view import BenchView, LiveView
+from fednca.bench.view import BenchView, LiveView
 from fednca.report.tables import bench_table, mean_and_std
 
 METRICS = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
