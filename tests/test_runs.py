@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import Stop, StopAfter, tiny
+from older_runs import age
 from PIL import Image
 from sklearn.metrics import f1_score
 
@@ -28,6 +30,7 @@ from fednca.engines.workplace import build_workplace
 from fednca.measures.metrics import multilabel_metrics
 from fednca.measures.thresholds import pick_thresholds, score_histograms
 from fednca.methods.contract import Server
+from fednca.models.heads import constants_of
 from fednca.runs import Run, resume, train
 from fednca.runs.callbacks import Callback
 from fednca.runs.checkpoint import State
@@ -48,10 +51,11 @@ def timeless(history):
 
 
 def assert_same_run(found: Run, expected: Run):
-    for which in ("last", "best"):
+    for which in ("last", "best", "final"):
         a, b = found.state(which), expected.state(which)
         assert (a.round, a.best) == (b.round, b.best)
         torch.testing.assert_close(a.server.weights, b.server.weights, rtol=0, atol=0)
+    assert found.state("final").thresholds.tolist() == expected.state("final").thresholds.tolist()
     assert timeless(found.history) == timeless(expected.history)
     assert found.results == expected.results
 
@@ -82,7 +86,9 @@ def test_a_run_knows_everything_it_did(whole):
 
 def test_the_best_checkpoint_is_the_model_whose_metrics_are_reported(whole):
     place = build_workplace(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
-    found = multilabel_metrics(predict(place.method, place.model, place.test, 256, whole.config.train), place.test.labels)
+    found = multilabel_metrics(
+        predict(place.method, place.model, place.test, 256, whole.config.train), place.test.labels
+    )
     assert found.as_dict() == whole.results["val"]["test"]
     assert whole.state("best").round == whole.results["val"]["round"]
 
@@ -177,6 +183,27 @@ def test_a_stop_at_any_write_is_mended_by_resume(whole, tmp_path, monkeypatch, a
         with pytest.raises(Stop):
             train(CONFIG, tmp_path / "run")
     assert_same_run(resume(tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize("renamed", [1, 2])
+def test_a_stop_while_the_best_model_is_renamed_leaves_nothing_behind(whole, tmp_path, monkeypatch, renamed):
+    replace, left = Path.replace, [renamed]
+
+    def counted(path, target):
+        left[0] -= path.stem == "next"
+        if left[0] < 0:
+            raise Stop
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", counted)
+        with pytest.raises(Stop):
+            train(CONFIG, tmp_path / "run")
+    assert_same_run(resume(tmp_path / "run"), whole)
+    for which in ("last", "best", "final"):
+        name = f"{which}.json"
+        assert (tmp_path / "run" / name).read_text() == (whole.folder / name).read_text()
+    assert not list((tmp_path / "run").glob("next.*"))
 
 
 def test_a_half_written_line_of_history_is_mended(whole, tmp_path):
@@ -281,7 +308,8 @@ def test_kill_minus_nine_at_random_moments(tmp_path):
     dice = random.Random(time.time_ns())  # any moment must do
     arguments = ["run", str(path), "--out", str(folder)]
     for kill in range(3):
-        code = f"import torch; torch.set_num_threads(1); from fednca.cli.app import main; raise SystemExit(main({arguments}))"
+        code = "import torch; torch.set_num_threads(1); from fednca.cli.app import main; raise SystemExit(main({}))"
+        code = code.format(arguments)
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
         before = written(folder)
         while process.poll() is None and written(folder) == before:
@@ -328,6 +356,47 @@ def test_other_data_than_the_partitions_is_refused(tmp_path):
     (run.folder / "config.toml").write_text(text.replace("train_singles = 12", "train_singles = 13"))
     with pytest.raises(FedncaError, match="other labels"):
         resume(run.folder)
+
+
+OLDER = [("fedavg", None), ("fedlgt", None), ("scaffold", "fednca-ml"), ("fedavg", "spherefed"), ("fedadam", None)]
+
+
+@pytest.mark.parametrize(("method", "learner"), OLDER)
+def test_a_run_of_an_older_version_is_read_and_goes_on(tmp_path, method, learner):
+    config = tiny(method__name=method, method__learner=learner)
+    fresh = train(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", [StopAfter(2)])
+    older, finished = age(Run(tmp_path / "run")), age(Run(shutil.copytree(fresh.folder, tmp_path / "finished")))
+    assert older.method == finished.method == fresh.method
+    for which in ("best", "last"):
+        assert_same_model(older.model(which), older.state(which), fresh.model("last"))
+    assert_same_model(finished.model("final"), fresh.state("final"), fresh.model("final"))
+    assert_same_run(resume(older.folder), fresh)
+    before = {path.name: path.read_bytes() for path in finished.folder.iterdir()}
+    resume(finished.folder)
+    assert {path.name: path.read_bytes() for path in finished.folder.iterdir()} == before
+
+
+def assert_same_model(model, state, like):
+    """Compare a model with a checkpoint's weights, and what it has besides them with another model."""
+    torch.testing.assert_close(dict(model.state_dict()), state.server.weights, rtol=0, atol=0)
+    torch.testing.assert_close(constants_of(model), constants_of(like), rtol=0, atol=0)
+
+
+def test_an_older_run_whose_best_model_is_not_closed_is_refused_unless_it_is_finished(tmp_path):
+    config = tiny(method__name="spherefed")
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", [StopAfter(2)])
+    age(Run(tmp_path / "run"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(FedncaError, match="begun by an older fednca, which kept its best model without the closing"):
+        resume(tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    finished = age(train(config, tmp_path / "finished"))
+    final = finished.state("final")
+    assert resume(finished.folder).state("final").thresholds.tolist() == final.thresholds.tolist()
+    torch.testing.assert_close(finished.state("final").server.weights, final.server.weights, rtol=0, atol=0)
 
 
 def test_history_is_json_without_nan(whole):

@@ -108,7 +108,7 @@ def select_rounds(history: list[Line], config: Config) -> dict[str, Line]:
 
 
 def final_results(history: list[Line], config: Config, facts: dict[str, Any]) -> dict[str, Line]:
-    """Return the results of a finished run: also by site and at calibrated thresholds, with the engine's last facts."""
+    """Return the results of a run: also by site and at calibrated thresholds, with the engine's last facts."""
     results = select_rounds(history, config)
     for chosen in results.values():
         record = history[chosen["round"] - 1]
