@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-BY_INTERPRETER = [f"tests/engines/test_{name}.py" for name in ("adamw", "fuse", "stem")]
+BY_INTERPRETER = [f"tests/kernels/test_{name}.py" for name in ("kernels", "stem")]
 collect_ignore_glob = [] if find_spec("triton") else ["fednca/kernels/*", "tests/gpu/*", *BY_INTERPRETER]

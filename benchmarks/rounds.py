@@ -30,7 +30,7 @@ from fednca.cli.flags import whole
 from fednca.config import Config, leaves, load_config
 from fednca.config.fields import parse_value
 from fednca.data.processes import cores
-from fednca.engines.select import select_engine
+from fednca.engines.eager import EagerEngine
 from fednca.measures.metrics import multilabel_metrics
 from fednca.methods.contract import Tensors
 
@@ -149,7 +149,7 @@ def first_rounds(config: Config, names: list[str], console: Console) -> dict[str
 def is_left_out(row: str, run: Measured, console: Console) -> bool:
     """Return whether a row could not run, and print why."""
     if run.left_out:
-        console.print(f"{ROWS[row].label}: left out, {run.left_out}")
+        console.print(f"{ROWS[row].label}: left out, {run.left_out}", markup=False)  # extras are in brackets
     return bool(run.left_out)
 
 
@@ -216,10 +216,9 @@ def distance(run: Measured, reference: Measured) -> float:
 def judge(work: Work, weights: Tensors) -> dict[str, float | None]:
     """Return the metrics of weights on the test images; all rows use this, and it is not timed."""
     assert work.test is not None
-    config = work.config.replace({"engine": "eager"})
-    engine = select_engine(config, work.method, work.model, work.shards, [work.test], work.device)
     on_device = {name: tensor.to(work.device) for name, tensor in weights.items()}
-    probabilities = engine.predict(on_device, work.test, config.evaluate.batch_size)
+    engine = EagerEngine(work.place("eager"))
+    probabilities = engine.predict(on_device, work.test, work.config.evaluate.batch_size)
     metrics = multilabel_metrics(probabilities, work.test.labels).as_dict()
     return {name: metrics[name] for name in ("macro_auc", "macro_f1")}
 
@@ -265,7 +264,7 @@ def scaling(config: Config, names: list[str] | None, repeats: int, console: Cons
         for clients, size in settings:
             found = scale(config, row, clients, size, repeats)
             if isinstance(found, str):
-                console.print(f"{ROWS[row].label}: left out, {found}")
+                console.print(f"{ROWS[row].label}: left out, {found}", markup=False)
                 break
             numbers.append(found)
             table.add_row(

@@ -21,14 +21,15 @@ from rich.table import Table
 from fednca.base.devices import pick_device
 from fednca.cli.flags import whole
 from fednca.config import Config, load_config
-from fednca.engines.contract import Engine
 from fednca.engines.eager import EagerEngine
 from fednca.engines.graphs.engine import GraphEngine
 from fednca.engines.images import Shard
+from fednca.engines.local import LocalEngine, Workplace
 from fednca.engines.model import build_model
 from fednca.engines.workplace import build_store
 from fednca.methods import create_method
 from fednca.methods.contract import Server
+from fednca.runs.training import first_state
 
 CLASSES = tuple("abcdefg")
 
@@ -96,8 +97,10 @@ def measure(config: Config, clients: int, steps: int, repeats: int) -> dict[str,
     }
 
 
-def build(config: Config, clients: int, images: int, slots: int, device: torch.device) -> tuple[Engine, Server, Shard]:
-    """Return an engine on random images, its server and all images; slots: of the graph engine, 0 for the eager one."""
+def build(
+    config: Config, clients: int, images: int, slots: int, device: torch.device
+) -> tuple[LocalEngine, Server, Shard]:
+    """Return an engine on random images, graphs in so many slots or the eager one, its server and all images."""
     method, size, rng = create_method(config), config.data.image_size, np.random.default_rng(0)
     pixels = rng.integers(0, 256, (clients * images, size, size, 3), dtype=np.uint8)
     labels = (rng.random((len(pixels), len(CLASSES))) < 0.3).astype(np.int8)
@@ -105,16 +108,14 @@ def build(config: Config, clients: int, images: int, slots: int, device: torch.d
     rows = np.arange(len(pixels)).reshape(clients, images)
     shards = [Shard.build(store, own, labels[own]) for own in rows]
     model = build_model(config, method, CLASSES, pretrained="none").to(device)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
-    everything = Shard.build(store, np.arange(len(pixels)), labels)
-    eager = EagerEngine(method, model, shards, config.train, seed=0)
-    engine: Engine = GraphEngine(eager, [everything], slots) if slots else eager
-    return engine, Server(weights, method.start_server(trainable)), everything
+    everything, nothing = (Shard.build(store, np.arange(n), labels[:n]) for n in (len(pixels), 0))
+    place = Workplace(config, method, model, shards, nothing, [], everything, device)
+    engine = GraphEngine(place, slots) if slots else EagerEngine(place)
+    return engine, first_state(method, model, clients).server, everything
 
 
-def round_of(engine: Engine, server: Server, clients: range) -> Callable[[], float]:
-    """Return a function that trains a round and returns its seconds."""
+def round_of(engine: LocalEngine, server: Server, clients: range) -> Callable[[], float]:
+    """Return what trains a round and says how long it took."""
 
     def run() -> float:
         began = time.perf_counter()
@@ -126,8 +127,8 @@ def round_of(engine: Engine, server: Server, clients: range) -> Callable[[], flo
     return run
 
 
-def evaluation_of(engine: Engine, server: Server, everything: Shard, config: Config) -> Callable[[], float]:
-    """Return a function that scores all images and returns its seconds."""
+def evaluation_of(engine: LocalEngine, server: Server, everything: Shard, config: Config) -> Callable[[], float]:
+    """Return what scores all images and says how long it took."""
 
     def run() -> float:
         began = time.perf_counter()

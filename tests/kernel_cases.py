@@ -15,7 +15,6 @@ from unittest import mock
 import torch
 from torch import nn
 
-from fednca.engines.images import IMAGENET, ImageStore
 from fednca.kernels import fusion, layers
 
 
@@ -66,12 +65,6 @@ POOLS = {
 EVALUATED = {name: case for name, case in NORMS.items() if not case.at_once}  # there is one launch in any case
 SUMS = ("one program, bf16", "odd channels", "at once")
 POOLED_IN_EVALUATION = ("odd, bf16", "one pixel")  # the interpreter is slow
-PICKS = {  # images in the store, their height and width, and the rows taken
-    "whole blocks": (3, 64, 64, [2, 0]),
-    "less than a block": (4, 3, 5, [3, 3, 0]),
-    "tail": (5, 37, 41, [4, 0, 4, 2]),
-    "tail of whole vectors": (3, 48, 40, [1, 2]),
-}
 
 
 def norm(case, device="cpu"):
@@ -153,13 +146,6 @@ def odd_values():
     return x, g[:, :, :4, :19]
 
 
-def store(images, height, width):
-    """Return a store of random images on the CPU."""
-    rng = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (images, height, width, 3), generator=rng, dtype=torch.uint8)
-    return ImageStore(pixels, *(torch.tensor(moment) * 255 for moment in IMAGENET))
-
-
 class Net(nn.Module):
     """A stem with a pool, and a residual block."""
 
@@ -231,7 +217,7 @@ def interpret(path: Path) -> dict:
 
 def main(path: str) -> None:
     """Save what the kernels make of all maps and images."""
-    from fednca.kernels import gathering, norms
+    from fednca.kernels import norms
 
     layers.DEVICE = "cpu"
     norms.REDUCE_PROGRAMS, norms.WRITE_PROGRAMS = 4, 6  # so that small maps take several steps
@@ -260,9 +246,6 @@ def main(path: str) -> None:
         with no_operations_of_torch():
             module = with_kernels(pool, POOLS[name]).eval()
             found["pool in evaluation", name] = module(with_ties(POOLS[name])[0][:1].to(POOLS[name].dtype))
-    for name, (*shape, rows) in PICKS.items():
-        images = store(*shape)
-        found["gather", name] = gathering.gather(images.pixels, torch.tensor(rows), images.mean, images.std)
     model, images = net()
     watched = copy.deepcopy(model)
     fusion.accelerate(model, fusion.watch(watched, lambda: watched(images)))

@@ -6,12 +6,13 @@ import torch
 
 from fednca.data.load import federate
 from fednca.engines.contract import Trained
-from fednca.engines.local import Workplace
+from fednca.engines.local import LocalEngine, Workplace
 from fednca.engines.model import build_model
 from fednca.engines.workplace import build_workplace
 from fednca.methods import create_method
 from fednca.methods.contract import Server, Tensors
 from fednca.runs.rounds import choose_clients, shares
+from fednca.runs.training import first_state
 
 CLOCKS = {"seconds", "train_seconds", "samples_per_second"}
 NO_GRADIENT = "in_proj_bias"  # the attention's key bias is in it, whose true gradient is zero
@@ -25,32 +26,43 @@ class Outcome:
     results: list[Trained]
     states: dict[int, Tensors]
     scores: torch.Tensor
-    sums: list[Tensors]  # of the closing exchange
+    sums: list[Tensors]  # of the closing's first exchange
 
 
 def start(config, device="cpu") -> tuple[Workplace, Server]:
-    """Build a job and the server before its first round."""
+    """Build a workplace for an engine, and the server before its first round."""
     method, federation = create_method(config), federate(config)
-    model = build_model(config, method, federation.dataset.classes, pretrained="none").to(device)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
-    job = build_workplace(config, method, federation, model, torch.device(device))
-    return job, Server(weights, method.start_server(trainable))
+    model = build_model(config, method, federation.dataset.classes, pretrained="none")
+    place = build_workplace(config, method, federation, model, torch.device(device))
+    return place, first_state(method, place.model, len(federation.train.partition.clients)).server
 
 
-def play(job: Workplace, engine, server: Server, rounds: int, states=None, first: int = 1) -> Outcome:
-    """Let an engine train some rounds, score the test images and, with methods that have one, close."""
-    states, results = dict(states or {}), []
+def play(engine: LocalEngine, server: Server, rounds: int, states=None, first: int = 1) -> Outcome:
+    """Let an engine train some rounds, score the test images and, with methods that have one, begin the closing."""
+    place, states, results = engine.place, dict(states or {}), []
     for number in range(first, first + rounds):
-        clients = choose_clients(job.config, len(job.train), number)
-        results = sorted(engine.train(number, clients, server, states), key=lambda result: result.update.client)
+        clients = choose_clients(place.config, len(place.train), number)
+        results = in_order(engine.train(number, clients, server, states))
         assert [result.update.client for result in results] == clients
-        server = job.method.aggregate(server, [r.update for r in results], shares(job.config, results))
+        server = next_server(place, server, results)
         states |= {r.update.client: r.state for r in results if r.state}
-    size = job.config.evaluate.batch_size
-    scores = engine.predict(server.weights, job.test, size)
-    sums = engine.close_sums(server.weights, job.train, size) if job.method.closes else []
+    size = place.config.evaluate.batch_size
+    scores = engine.predict(server.weights, place.test, size)
+    sums = [] if place.method.closing is None else closing_sums(engine, server)
     return Outcome(server, results, states, scores, sums)
+
+
+def next_server(place: Workplace, server: Server, results: list[Trained]) -> Server:
+    """Return what the server makes of a round's updates."""
+    updates = [result.update for result in results]
+    return place.method.rule.combine(server, updates, shares(place.config, results), len(place.train))
+
+
+def closing_sums(engine: LocalEngine, server: Server) -> list[Tensors]:
+    """Return each client's sums for the first exchange of the closing."""
+    place = engine.place
+    asked = next(place.method.closing.close(server))
+    return engine.client_sums(server.weights, place.train, place.config.evaluate.batch_size, asked)
 
 
 def comparable(tensors: Tensors) -> Tensors:

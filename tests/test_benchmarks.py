@@ -151,6 +151,12 @@ def test_a_wrong_flag_is_refused_before_anything_is_measured(bench, monkeypatch,
     assert said.endswith(f", not '{flags[1]}'\n")
 
 
+def test_a_reason_is_printed_with_its_brackets(bench, capsys):
+    rounds, found = bench("rounds"), bench("peers.launch").Measured(left_out="install '.[bench]'")
+    assert rounds.is_left_out("pfl", found, Console())
+    assert capsys.readouterr().out == "pfl: left out, install '.[bench]'\n"
+
+
 def test_rows_none_of_which_can_be_run_are_one_sentence(bench, monkeypatch):
     rounds, found = bench("rounds"), bench("peers.launch").Measured(left_out="CUDA graphs need a CUDA device")
     monkeypatch.setattr(rounds, "launch", lambda *_, **__: found)

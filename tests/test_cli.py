@@ -197,7 +197,7 @@ def test_run_then_mistakes_with_its_folder(config, told, capsys, tmp_path):
         ),
         ("config.toml", lambda b: b.replace(b"clients = 3", b"clients = 4"), "has 3 clients, its config.toml 4"),
         ("config.toml", lambda b: b.replace(b"resnet-small", b"test_resnet"), "does not fit the model"),
-        ("last.safetensors", lambda b: b[:-1], "if that file is deleted, the run begins anew"),
+        ("last.safetensors", lambda b: b[:-1], "delete that file to start the run again"),
     ],
 )
 def test_a_damaged_run_folder_is_one_sentence(config, told, capsys, tmp_path, file, damage, sentence):

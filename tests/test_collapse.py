@@ -10,7 +10,7 @@ from torch import nn
 from fednca.base.errors import FedncaError
 from fednca.engines.model import build_model
 from fednca.engines.workplace import build_workplace
-from fednca.measures.collapse import class_means, classifier_weights, measure_collapse, positive_pairs
+from fednca.measures.collapse import class_means, measure_collapse, positive_pairs
 from fednca.methods import create_method, method_names
 from fednca.models import ETFHead, simplex_etf
 from fednca.runs import train
@@ -134,7 +134,7 @@ def test_the_classifier_is_what_turns_features_into_logits(name):
     model = build_model(config, create_method(config), tuple("abcdefghij"), pretrained="none").double().eval()
     with torch.no_grad():
         output = model(torch.randn(6, 3, 16, 16, dtype=torch.float64))
-    features, W = output.features, classifier_weights(model)
+    features, W = output.features, model.head.classifier_weights()
     dots = (features * W).sum(dim=-1) if features.ndim == 3 else features @ W.T
     change, wanted = dots.diff(dim=0), output.logits.diff(dim=0)  # without the bias
     torch.testing.assert_close(wanted, change * (wanted / change).mean())
@@ -142,19 +142,24 @@ def test_the_classifier_is_what_turns_features_into_logits(name):
 
 def test_a_hidden_layer_leaves_no_classifier_to_compare_with():
     config = tiny(method__name="fedavg", method__options={"head": "mlp"})
-    assert classifier_weights(build_model(config, create_method(config), ("a", "b"), pretrained="none")) is None
+    model = build_model(config, create_method(config), ("a", "b"), pretrained="none")
+    assert model.head.classifier_weights() is None
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = measure_collapse(model.eval(), [(images, one_hot([0, 1], 2))])
+    assert found["nc3"] is None
+    assert found["nc2"] is not None
 
 
 @pytest.mark.parametrize("name", ["fednca-ml", "spherefed"])
 def test_a_run_keeps_the_measures_of_the_model_it_judges(name, tmp_path):
     config = tiny(method__name=name, train__rounds=2, evaluate__collapse=True)
     run = train(config, tmp_path / "with")
-    job = build_workplace(config, run.method, run.federation, run.model("final"), torch.device("cpu"))
+    place = build_workplace(config, run.method, run.federation, run.model("final"), torch.device("cpu"))
     with torch.no_grad():
-        found = [(job.model(images).features.double(), labels) for images, labels in job.val.batches(1000)]
+        found = [(place.model(images).features.double(), labels) for images, labels in place.val.batches(1000)]
     ((features, labels),) = found
     best = run.results["val"]["round"]
-    expected = naive(features, labels, classifier_weights(job.model).double())
+    expected = naive(features, labels, place.model.head.classifier_weights().double())
     assert run.history[best - 1]["collapse"] == pytest.approx(expected, rel=1e-6)
     plain = train(config.replace({"evaluate.collapse": False}), tmp_path / "without")
     assert "collapse" not in plain.history[0]

@@ -123,7 +123,7 @@ def test_an_engine_gives_the_weights_of_the_eager_one(names, tmp_path):
     [
         ("--method clinic.pull:NOTHING", "'clinic.pull:NOTHING' cannot be imported"),
         ("--method nowhere.at_all:METHOD", "'nowhere.at_all:METHOD' cannot be imported"),
-        ("--method clinic.pull:Pull", "name a fednca.methods.contract.Method"),
+        ("--method clinic.pull:Pull", "name a fednca.methods.Method"),
         ("--method fedavg --method.head peaks", "head 'peaks' is not known"),
         ("--engine backward", "engine 'backward' is not known"),
     ],

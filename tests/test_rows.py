@@ -1,11 +1,13 @@
 """Rows and seeds of a bench, as people write them."""
 
+import closing_cases
 import pytest
+import torch
 
 from fednca.base.errors import FedncaError
 from fednca.bench.rows import parse_row, parse_rows, parse_seeds
 from fednca.config import load_config
-from fednca.measures.losses import balanced_bce
+from fednca.measures.losses import balanced_bce, bce
 from fednca.methods import create_method, method_names
 
 
@@ -29,6 +31,12 @@ from fednca.methods import create_method, method_names
             "fedprox@fednca-ml:mu=2,learner.tau=0.5",
             "fedprox@fednca-ml_mu-2_learner.tau-0.5",
         ),
+        ("spherefed+none", "spherefed+none", "spherefed+none"),
+        (
+            "fedprox@spherefed+spherefed:closing.ridge=0.10,learner.target=shifted,mu=2,criterion=bce",
+            "fedprox@spherefed+spherefed:criterion=bce,mu=2,learner.target=shifted,closing.ridge=0.1",
+            "fedprox@spherefed+spherefed_criterion-bce_mu-2_learner.target-shifted_closing.ridge-0.1",
+        ),
     ],
 )
 def test_a_row_is_written_in_one_way_and_read_back(text, canonical, folder):
@@ -41,9 +49,28 @@ def test_what_a_row_sets():
     assert parse_row("fedprox@fednca-ml:mu=2,learner.tau=0.5").overrides == {
         "method.name": "fedprox",
         "method.learner": "fednca-ml",
+        "method.closing": None,
         "method.options": {"mu": 2.0},
         "method.learner_options": {"tau": 0.5},
+        "method.closing_options": {},
     }
+    assert parse_row("fedprox@spherefed+spherefed:closing.ridge=0.1").overrides == {
+        "method.name": "fedprox",
+        "method.learner": "spherefed",
+        "method.closing": "spherefed",
+        "method.options": {},
+        "method.learner_options": {},
+        "method.closing_options": {"ridge": 0.1},
+    }
+
+
+def test_a_closing_from_outside_is_named_as_its_module_and_object():
+    row = parse_row(f"fedprox+{closing_cases.NAME}:closing.epsilon=0.50,mu=2")
+    assert row.text == f"fedprox+{closing_cases.NAME}:mu=2,closing.epsilon=0.5"
+    assert parse_row(row.text) == row
+    assert not set(row.folder) & set("/\\ :")
+    method = create_method(load_config("demo", row.overrides))
+    assert (method.rule.mu, method.closing.epsilon) == (2.0, 0.5)
 
 
 def test_a_criterion_is_set_for_a_row_alone():
@@ -52,7 +79,13 @@ def test_a_criterion_is_set_for_a_row_alone():
     assert row.overrides["method.options"] == {"mu": 2.0}
     assert "method.criterion" not in parse_row("fedavg").overrides  # where it is left to the bench
     config = load_config("demo", row.overrides)
-    assert create_method(config).learner.criterion is balanced_bce
+    learner, logits, labels = (
+        create_method(config).learner,
+        torch.tensor([[2.0, -1.0, 3.0]]),
+        torch.tensor([[1.0, 0, 0]]),
+    )
+    assert learner.criterion == "balanced"
+    assert learner.loss(logits, labels) == balanced_bce(logits, labels) != bce(logits, labels)
     with pytest.raises(FedncaError, match=r"'method.criterion' should be .*'balanced'.* not 'focal'"):
         parse_row("fedavg:criterion=focal")
 

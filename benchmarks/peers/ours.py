@@ -5,30 +5,32 @@ import time
 import torch
 
 from fednca.base.tensors import check_finite
+from fednca.engines.contract import LeftOut
 from fednca.engines.select import select_engine
-from fednca.methods.contract import Server
-from fednca.runs.rounds import shares
+from fednca.methods.contract import Server, Tensors
+from fednca.runs.rounds import check_update, shares
 from peers.work import Outcome, Work
 
 
 def run(work: Work, engine: str) -> Outcome:
-    """Build the named engine and train with it."""
-    config, method = work.config.replace({"engine": engine}), work.method
+    """Build an engine by name and let it train."""
+    rule, place = work.method.rule, work.place(engine)
     trainable = {name: work.initial[name] for name, p in work.model.named_parameters() if p.requires_grad}
-    server, clients = Server(work.initial, method.start_server(trainable)), {}
-    judged = [] if work.test is None else [work.test]
+    server, states = Server(work.initial, rule.start_server(trainable, len(work.shards))), dict[int, Tensors]()
     began = time.perf_counter()
-    executor = select_engine(config, method, work.model, work.shards, judged, work.device)
+    executor = select_engine(place)
     try:
         for number in work.rounds:
-            results = []
-            for result in executor.train(number, work.chosen(number), server, clients):
-                check_finite(result, number)
-                results.append(result)
-            results.sort(key=lambda result: result.update.client)
-            server = method.aggregate(server, [result.update for result in results], shares(config, results))
+            trained = []
+            for answer in executor.train(number, work.chosen(number), server, states):
+                assert not isinstance(answer, LeftOut)  # a simulation leaves nobody out
+                check_update(answer, number)
+                trained.append(answer)
+            trained.sort(key=lambda each: each.update.client)
+            updates = [each.update for each in trained]
+            server = rule.combine(server, updates, shares(place.config, trained), len(work.shards))
             check_finite(server.weights, f"round {number}, after aggregation")
-            clients |= {result.update.client: result.state for result in results if result.state}
+            states |= {each.update.client: each.state for each in trained if each.state}
         if work.device.type == "cuda":
             torch.cuda.synchronize()
         return Outcome(time.perf_counter() - began, server.weights)

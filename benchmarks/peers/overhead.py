@@ -23,10 +23,11 @@ from torch import nn
 from fednca.config import Config, load_config
 from fednca.data.processes import cores
 from fednca.data.sources import get_source
-from fednca.engines.eager import EagerEngine
+from fednca.engines.local_update import Trainer
 from fednca.engines.model import build_model
 from fednca.flower import client, server
 from fednca.flower.config import ServerConfig
+from fednca.flower.engine import FlowerEngine
 from fednca.methods import create_method
 
 MARKS = "FEDNCA_BENCH_MARKS"  # folder that gets one file of marks per process
@@ -69,8 +70,8 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def clock(name: str) -> None:
-    """From now on, mark the start and end of each call to this function of this process's engine."""
-    function = getattr(EagerEngine, name)
+    """Let the trainer of this process note when each call of a function begins and ends, from now on."""
+    function = getattr(Trainer, name)
     if hasattr(function, "clocked"):
         return
 
@@ -81,7 +82,7 @@ def clock(name: str) -> None:
         return found
 
     clocked.clocked = True  # type: ignore[attr-defined]
-    setattr(EagerEngine, name, clocked)
+    setattr(Trainer, name, clocked)
 
 
 def mark(what: str, *times: float) -> None:
@@ -109,14 +110,14 @@ def serve_noop(grid: Grid, config: Config, model: nn.Module, folder: Path) -> No
 
 
 def serve_ours(grid: Grid, config: Config, model: nn.Module, folder: Path) -> None:
-    """Run the rounds of an ordinary run of ours."""
-    play_round = server.play_round
+    """Play rounds of a run as every user would."""
+    ask_to_train = FlowerEngine.train
 
     def marked(*arguments: Any) -> Any:
         mark("round", time.perf_counter())
-        return play_round(*arguments)
+        return ask_to_train(*arguments)
 
-    server.play_round = marked
+    FlowerEngine.train = marked
     server.serve(grid, ServerConfig(config=str(folder / "config.toml"), out=str(folder / "run")))
 
 

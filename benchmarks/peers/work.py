@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fednca.base.randomness import numpy_rng, torch_rng
 from fednca.config import AugmentConfig, Config
 from fednca.data.load import federate
 from fednca.engines.images import ImageStore, Shard, batch_bounds
+from fednca.engines.local import Workplace
 from fednca.engines.model import build_model
 from fednca.engines.optimizer import make_optimizer
 from fednca.engines.scoring import autocast
@@ -48,6 +49,13 @@ class Work:
         """Return the clients that train in a round."""
         return choose_clients(self.config, len(self.shards), number)
 
+    def place(self, engine: str) -> Workplace:
+        """Return what one of our engines works with."""
+        config, first = self.config.replace({"engine": engine}), self.shards[0]
+        nothing = replace(first, rows=first.rows[:0], labels=first.labels[:0])
+        test = nothing if self.test is None else self.test
+        return Workplace(config, self.method, self.model, self.shards, nothing, [], test, self.device)
+
     def count(self) -> tuple[int, int]:
         """Return how many steps all clients take and how many images they train on, over all rounds."""
         epochs, size = self.config.train.local_epochs, self.config.train.batch_size
@@ -69,8 +77,8 @@ def load_work(config: Config) -> Work:
     federation = federate(config)
     classes = federation.dataset.classes
     model = build_model(config, method, classes, pretrained=config.model.pretrained)
-    job = build_workplace(config.replace({"engine": "eager"}), method, federation, model, device)
-    return Work(config, method, job.model, copy_of(job.model), device, classes, job.train, job.test)
+    place = build_workplace(config, method, federation, model, device)
+    return Work(config, method, place.model, copy_of(place.model), device, classes, place.train, place.test)
 
 
 def synthetic_work(config: Config) -> Work:

@@ -21,7 +21,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(path: Path, way_out: str) -> dict[str, NDArray[np.generic]]:
-    """Read the arrays of an npz or safetensors file, or the one of an npy file, which gets the file's name."""
+    """Read the arrays of an npz or safetensors file, or the array of an npy file, under the file's name."""
     try:
         if path.suffix == ".safetensors":
             tensors: dict[str, NDArray[np.generic]] = load_file(path)
@@ -29,5 +29,5 @@ def read_arrays(path: Path, way_out: str) -> dict[str, NDArray[np.generic]]:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             return {path.stem: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except Exception as error:  # noqa: BLE001 (numpy, zipfile and tokenize may raise anything on untrusted bytes)
+    except Exception as error:  # noqa: BLE001 (numpy, zipfile and tokenize may raise any error on untrusted bytes)
         raise FedncaError(f"'{path}' cannot be read ({error}); {way_out}") from None

@@ -1,4 +1,4 @@
-"""Where tensors are computed: the device, and the threads of a CPU."""
+"""The device on which tensors are computed, and the threads of a CPU."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from fednca.base.errors import FedncaError
 
 @contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """Run a block with this many threads per CPU operation, then set the old number again."""
+    """Run a block with this many threads per CPU operation, then restore the old number."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -21,8 +21,8 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device by name; `auto` is the GPU where there is one."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of a GPU: the default's 8 hold up more streams
+    """Return the device by name; `auto` is the GPU if there is one. Refuse a device that does not exist."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # GPU queues: with the default of 8, more streams wait
     device = read_device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise FedncaError(f"device '{name}' is not there: torch finds {torch.cuda.device_count()} CUDA devices")
@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def read_device(name: str) -> torch.device:
-    """Return the device by name, whether it is there or not."""
+    """Return the device by name, whether it exists or not."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -79,7 +79,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 class Writer:
-    """Writes in another thread; if work comes faster than it is done, only the newest piece waits its turn.
+    """Writes in another thread; if work comes faster than it is done, only the newest piece is kept waiting.
 
     Leaving the block waits until all is written. A failure is raised by the next call, or on leaving.
     """

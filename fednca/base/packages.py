@@ -7,7 +7,7 @@ from fednca.base.errors import FedncaError
 
 
 def needed(module: str, extra: str, by: str = "this", instead: str = "") -> ModuleType:
-    """Import a module that comes with an extra, or say who needs it, how to install it and what to do instead."""
+    """Import a module of an optional package, or raise an error that says what needs it and how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Parts from outside, by the name of an entry point of an installed package or as `package.module:Name`."""
+"""Plug-ins from other packages, by entry point or as `package.module:Name`."""
 
 import importlib
 import sys
@@ -17,7 +17,7 @@ def plugin_names(kind: str) -> list[str]:
 
 
 def find_plugin(kind: str, name: str) -> Any:  # noqa: ANN401
-    """Return what a name from outside stands for, or None if it is not from outside."""
+    """Return the object that a plug-in's name refers to, or None if the name is not a plug-in's."""
     if name in plugin_names(kind):
         (point, *_) = entry_points(group=f"fednca.{kind}", name=name)
         return point.load()
@@ -25,7 +25,7 @@ def find_plugin(kind: str, name: str) -> Any:  # noqa: ANN401
     if not colon:
         return None
     here = str(Path.cwd())
-    if here not in sys.path:  # an installed command does not look into the current folder
+    if here not in sys.path:  # an installed command does not search the current folder
         sys.path.append(here)
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -16,7 +16,7 @@ ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the method
 PLACES = {"": "options", "learner.": "learner_options", "closing.": "closing_options"}  # of options, by their prefix
 MARKS = {"learner.": "@", "closing.": "+"}  # before the name of a part
 CRITERION = "criterion"
-NAME = r"[\w-]+|[\w.]+:[A-Za-z_]\w*(?=[@+:]|$)"  # or package.module:Name
+NAME = r"[\w.]+:[A-Za-z_]\w*(?=[@+:]|$)|[\w-]+"  # package.module:Name, or a plain name
 ROW = rf"(?P<name>{NAME})(@(?P<learner>{NAME}))?(\+(?P<closing>{NAME}))?(:(?P<options>.*))?"
 MOST_SEEDS = 1000  # more were hardly meant
 

@@ -117,7 +117,10 @@ def collect_overrides(preset: str, arguments: argparse.Namespace, rest: list[str
 
 def option_flags(config: Config) -> list[str]:
     """Return the flags of the options that the chosen method, learner and dataset have."""
-    kinds = ["method", "data", *(part for part in ("learner", "closing") if getattr(config.method, part))]
+    from fednca.methods.registry import option_owners
+
+    places = option_owners(config.method)
+    kinds = ["method", "data", *(part for part in ("learner", "closing") if f"{part}_options" in places)]
     return [with_dashes(f"--{kind}.{name}") for kind in kinds for name in option_owner(kind, config)[1]]
 
 

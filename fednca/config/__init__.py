@@ -1,4 +1,4 @@
-"""The one tree of settings, the same for files, flags and Python."""
+"""Settings: one tree for TOML files, command-line flags and Python."""
 
 from fednca.config.load import load_config, preset_names, read_toml, source_name
 from fednca.config.options import Options, validate

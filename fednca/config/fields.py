@@ -1,4 +1,4 @@
-"""Fields of settings as text: reading a value, and saying what a field takes."""
+"""Settings as text: parsing a value, and describing what a field takes."""
 
 import json
 from collections.abc import Mapping
@@ -13,11 +13,14 @@ from fednca.config.options import describe
 
 
 def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
-    """Convert a flag's text to the field's type; lists are written with commas or as JSON."""
+    """Convert a flag's text to the field's type; lists are written with commas or as JSON.
+
+    `none` leaves an optional field open, unless it is one of the field's examples and so a value of its own.
+    """
     if not is_utf8(text):
         raise FedncaError(f"setting '{path}' is '{text}', which is not UTF-8; rename the file or folder")
     optional = type(None) in get_args(field.annotation)
-    if optional and text.lower() in {"none", "null"}:
+    if optional and text.lower() in {"none", "null"} and text.lower() not in (field.examples or ()):
         return None
     adapter: TypeAdapter[Any] = TypeAdapter(field.annotation)  # type: ignore[arg-type]
     listed = next((kind for kind in get_args(field.annotation) if get_origin(kind) in (tuple, list)), None)

@@ -75,9 +75,9 @@ class MethodConfig(Options):
     name: str = "fednca-ml"
     """Name of the method; `fednca methods` lists them."""
     learner: str | None = None
-    """Another method, whose head and local loss to train in place of those of `name`."""
-    closing: str | None = None
-    """Another method, whose closing exchange to hold in place of that of `name`; or `none`."""
+    """Another method, whose learner (head and local loss) replaces that of `name`."""
+    closing: str | None = Field(default=None, examples=["none"])
+    """Another method, whose closing (a last exchange after training) replaces that of `name`; or `none`."""
     criterion: Literal["bce", "balanced", "asl"] | None = None
     """Loss in place of the learner's own BCE: plain BCE, class-balanced BCE, or the asymmetric loss."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -199,7 +199,7 @@ class Config(Options):
     def replace(self, overrides: Mapping[str, Any]) -> "Config":
         """Return a copy with some fields changed, each named by its dotted path: `{"train.rounds": 5}`.
 
-        A new dataset, method or learner drops the options of the old one, in whatever order the changes come.
+        A new dataset, method, learner or closing drops the options of the old one, whatever the order of the changes.
         """
         values = self.model_dump(mode="json")
         for path, value in sorted(overrides.items(), key=lambda item: item[0] not in OPTIONS_OF):
@@ -210,7 +210,7 @@ class Config(Options):
                     raise unknown_name("setting", path, [known for known, _ in leaves()])
                 node = node[part]
             if path in OPTIONS_OF and node[leaf] != value:
-                node[OPTIONS_OF[path]] = {}  # they were the old method's or dataset's
+                node[OPTIONS_OF[path]] = {}  # these belong to the old one
             node[leaf] = value
         return build_config(values)
 

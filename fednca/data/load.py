@@ -1,4 +1,4 @@
-"""From a config to a dataset at its size, dealt to the clients."""
+"""Load the configured dataset at the configured size, and divide it among the clients."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,12 +21,12 @@ MOST_NAMED = 5  # sites in a sentence
 
 
 def data_options(config: Config) -> Options:
-    """Return the dataset's options as it takes them."""
+    """Return the dataset's options from the config, checked."""
     return validate(get_source(config.data.name).Options, config.data.options, "data.options")
 
 
 def read_dataset(config: Config) -> Dataset:
-    """Load the configured dataset with its images as they are."""
+    """Read the configured dataset, with its images as they are."""
     return get_source(config.data.name).load(data_options(config), data_root(config))
 
 
@@ -36,9 +36,9 @@ def load_dataset(config: Config, progress: Progress | None = None, *, verify: bo
 
 
 def decode(dataset: Dataset, config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:
-    """Bring a dataset that was read to the configured size; images are decoded and resized once, then kept.
+    """Return the dataset at the configured size; images are decoded and resized once, then kept in a store.
 
-    With `verify`, the checksums of what was kept are recomputed.
+    With `verify`, the store's checksums are checked.
     """
 
     def ready(part: str, split: Split) -> Split:
@@ -64,7 +64,7 @@ def at_size(split: Split, config: Config, progress: Callable[[int, int], None], 
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def data_root(config: Config) -> Path:
@@ -73,7 +73,7 @@ def data_root(config: Config) -> Path:
 
 
 def federate(config: Config, progress: Progress | None = None) -> Federation:
-    """Load the configured dataset and deal it to the clients."""
+    """Load the configured dataset and divide it among the clients."""
     settings = config.partition.model_dump()
     federation = build_federation(load_dataset(config, progress), **settings, val_fraction=config.data.val_fraction)
     sizes = {"validation": len(federation.val.union()[0]), "test": len(federation.dataset.test)}
@@ -85,7 +85,7 @@ def federate(config: Config, progress: Progress | None = None) -> Federation:
 
 
 def unreadable_note(dataset: Dataset, listed_in: str = "") -> str:
-    """Say how many images are left out and what lists them, the stores unless told; empty where there are none."""
+    """Return a sentence on how many images are left out and where they are listed, or nothing if there are none."""
     splits = [split for split in dataset.splits() if split.unreadable]
     count = sum(len(split.unreadable) for split in splits)
     places = listed_in or " and ".join(f"'{split.listed_in}'" for split in splits)
@@ -93,8 +93,8 @@ def unreadable_note(dataset: Dataset, listed_in: str = "") -> str:
 
 
 def sites_note(config: Config, federation: Federation) -> str:
-    """Name the sites of a natural partition that have no validation images; empty where there are none."""
+    """Return a sentence that names the natural sites without validation images, or nothing if there are none."""
     names = without_validation(federation) if config.partition.kind == "natural" else []
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    told = ", ".join(names[:MOST_NAMED]) + more
-    return f"sites without validation images: {told}" if names else ""
+    listed = ", ".join(names[:MOST_NAMED]) + more
+    return f"sites without validation images: {listed}" if names else ""

@@ -192,7 +192,7 @@ def _reopen(place: Path) -> Stored | None:
         note = json.loads((place / NOTE).read_text())
         if note["format"] != FORMAT:
             return None
-        images = _Layout(place, note["size"], note["per_file"]).open(note["count"])
+        images = _Layout(place, note["size"], note["per_shard"]).open(note["count"])
         left_out = tuple((row, path, problem) for row, path, problem in note["left_out"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -275,7 +275,7 @@ def _build(
         "format": FORMAT,
         "size": layout.size,
         "count": count,
-        "per_file": layout.per_file,
+        "per_shard": layout.per_file,
         "blake2b": _checksums(layout.files(count), workers),
         "left_out": left_out,
     }

@@ -1,4 +1,4 @@
-"""Random changes of a batch on its device, by numbers drawn on the CPU."""
+"""Random changes of a batch on its device, by random numbers from the CPU."""
 
 import math
 
@@ -10,12 +10,12 @@ from fednca.config import AugmentConfig
 
 
 def draw(samples: int, rng: torch.Generator) -> Tensor:
-    """Draw the numbers (B, 8) by which a batch is changed."""
+    """Draw the random numbers (B, 8) that decide how a batch is changed."""
     return torch.rand(samples, 8, generator=rng, dtype=torch.float64)
 
 
 def augment(images: Tensor, draws: Tensor, config: AugmentConfig) -> Tensor:
-    """Flip, move and recolour images (B, 3, H, W) in [0, 1], each by its own draw; what is moved in is black."""
+    """Flip, move and recolour images (B, 3, H, W) in [0, 1], each by its own random numbers; new borders are black."""
     signs = 2 * draws - 1  # uniform in [-1, 1]
     if config.hflip:
         images = torch.where(draws[:, 0, None, None, None] < 0.5, images.flip(-1), images)
@@ -39,7 +39,7 @@ def move(images: Tensor, degrees: Tensor, scale: Tensor, shift: Tensor) -> Tenso
     height, width = images.shape[-2:]
     angle = degrees * (math.pi / 180)
     cos, sin = angle.cos() / scale, angle.sin() / scale
-    # affine_grid maps output to input positions: the inverse of the wanted movement, in units of half a side
+    # affine_grid maps output to input positions: the inverse of the movement, in units of half a side
     aspect = height / width
     inverse = torch.stack([cos, sin * aspect, -sin / aspect, cos], dim=1).view(-1, 2, 2)
     offset = -(inverse @ (2 * shift)[:, :, None])

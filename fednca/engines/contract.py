@@ -1,6 +1,6 @@
-"""The contract of an engine: it carries out what the loop of rounds asks of clients.
+"""The contract of an engine, which trains clients, adds up their sums and judges models for the loop of rounds.
 
-An engine for another machine, a cluster or a network subclasses `Engine`. Every answer says who was left out, and why.
+To run on another machine, a cluster or a network, subclass `Engine`. Every answer says who was left out, and why.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from fednca.methods.contract import Server, Tensors, Update
 
 @dataclass(frozen=True)
 class Trained:
-    """A client's update, what the federation keeps for the client, and its mean losses by term."""
+    """A client's update, the state that is kept for the client, and its mean losses by term."""
 
     update: Update
     state: Tensors
     losses: dict[str, float]
-    note: str = ""  # what must be said of it
+    note: str = ""  # a remark for the round's record
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Totals:
-    """What clients' sums add up to; None where too few sent theirs."""
+    """The total of all clients' sums, or None if too few clients sent theirs."""
 
     sums: Tensors | None
     left_out: dict[str, str] = field(default_factory=dict)
@@ -40,9 +40,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How good a model is: metrics as a round's record holds them, and the thresholds that were chosen.
+    """How good a model is: the metrics for the round's record, and the chosen thresholds.
 
-    `thresholds` (C,) is None where too few clients judged the model.
+    `thresholds` (C,) is None if too few clients judged the model.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -51,31 +51,31 @@ class Judgement:
 
 
 class Engine(Protocol):
-    """Trains clients, adds up what they know, and has models judged."""
+    """Trains clients, adds up their sums, and judges models."""
 
-    names: Sequence[str]  # of the clients, by number
-    note: str  # how it does so, in a sentence; empty where there is nothing to say
-    keeps_states: bool = False  # clients keep their own states, so that each round must be on disk before the next
+    names: Sequence[str]  # the clients' names, by number
+    note: str  # one sentence for the user on how it works, or nothing
+    keeps_states: bool = False  # clients keep their own states, so each round must be on disk before the next begins
 
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
     ) -> Iterator[Trained | LeftOut]:
-        """Yield, in any order, what each client's local update in round `number` came to."""
+        """Train these clients in round `number`, and yield each one's result in any order."""
 
     def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
-        """Return what all clients' sums for one exchange of the method's closing add up to."""
+        """Return the total of all clients' sums for one exchange of the method's closing."""
 
     def judge(self, number: int, server: Server) -> Judgement:
         """Judge the server's model on validation and test images."""
 
     def ended(self) -> str:
-        """Return why no further round may begin, or nothing."""
+        """Return the reason why no further round may begin, or nothing."""
         return ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what the record of a round says of the engine's own side, a spent privacy budget say."""
+        """Return the engine's own entries for a round's record, for example the privacy budget spent."""
         return {}
 
     def close(self) -> None:
-        """Give back what the engine holds outside of this process's memory; most hold nothing."""
+        """Release what the engine holds outside this process's memory; most engines hold nothing."""
         return

@@ -1,4 +1,4 @@
-"""From rows of a resident uint8 image array to normalised batches on the device."""
+"""From rows of a uint8 image array to normalised batches on the device."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,24 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednca.data.store import StoredImages
-from fednca.kernels import available, gatherable
 
 Moments = tuple[tuple[float, float, float], tuple[float, float, float]]  # mean and standard deviation per channel
 IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF: Moments = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
-AT_ONCE = 1024  # images copied to a device
+AT_ONCE = 1024  # images copied to a device at a time
 
 Change = Callable[[Tensor], Tensor]  # of images (B, 3, H, W) in [0, 1]
 
 
 @dataclass(frozen=True)
 class ImageStore:
-    """All images of a split, on the device where they fit and memory-mapped otherwise, and how they are normalised."""
+    """All images of a split, on the device if they fit, else memory-mapped; and the numbers that normalise them."""
 
     pixels: Tensor | StoredImages  # uint8 (N, H, W, 3)
-    mean: Tensor  # (3,), on the device, in the arithmetic of training
+    mean: Tensor  # (3,), on the device, in the precision of training
     std: Tensor
 
     @classmethod
@@ -44,16 +43,12 @@ class ImageStore:
         start = 0
         for file in files:
             for some in (file[first : first + AT_ONCE] for first in range(0, len(file), AT_ONCE)):
-                pixels[start : start + len(some)] = torch.from_numpy(np.array(some))  # torch wants what can be written
+                pixels[start : start + len(some)] = torch.from_numpy(np.array(some))  # torch needs a writable array
                 start += len(some)
         return cls(pixels, mean, std)
 
     def gather(self, rows: Tensor, change: Change | None = None) -> Tensor:
-        """Return normalised images (B, 3, H, W), channels last in memory, after a change of the raw ones."""
-        if change is None and gatherable(self.pixels, rows, self.mean) and available():
-            from fednca.kernels import gather
-
-            return gather(self.pixels, rows, self.mean, self.std)
+        """Return normalised images (B, 3, H, W), channels last in memory; `change` is applied to the raw ones first."""
         if isinstance(self.pixels, StoredImages):
             pixels = torch.from_numpy(self.pixels.take(rows.numpy())).to(self.mean.device)
         else:
@@ -65,32 +60,32 @@ class ImageStore:
 
 
 def room(device: torch.device) -> int:
-    """Return how many bytes of images a CUDA device may hold: half of what is free now, the rest is for training."""
+    """Return how many bytes of images a CUDA device may hold: half of its free memory, as training needs the rest."""
     return torch.cuda.mem_get_info(device)[0] // 2
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's images: rows of a store, and its own view of their labels."""
+    """One client's images, as rows of a store, and their labels as this client knows them."""
 
     store: ImageStore
-    rows: Tensor  # int64 (n,), beside the pixels
+    rows: Tensor  # int64 (n,), on the same device as the pixels
     labels: Tensor  # (n, C): 1, 0, or -1 for unknown, on the device
 
     @classmethod
     def build(cls, store: ImageStore, rows: NDArray[np.intp], labels: NDArray[np.int8]) -> Self:
-        """Put rows and labels where they are needed."""
+        """Put the rows next to the pixels, and the labels on the device."""
         home = "cpu" if isinstance(store.pixels, StoredImages) else store.pixels.device
         return cls(store, torch.from_numpy(rows).to(home), torch.from_numpy(labels).to(store.mean))
 
     def __len__(self) -> int:
-        """Count the images."""
+        """Return the number of images."""
         return len(self.rows)
 
     def batches(
         self, size: int, rng: torch.Generator | None = None, change: Change | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (images, labels) once through, in the generator's random order or, without one, as stored."""
+        """Yield (images, labels) of every image once, in the generator's random order or, without one, as stored."""
         order = torch.arange(len(self)) if rng is None else torch.randperm(len(self), generator=rng)
         rows, labels = self.rows[order.to(self.rows.device)], self.labels[order.to(self.labels.device)]
         for start, stop in batch_bounds(len(self), size):
@@ -98,7 +93,7 @@ class Shard:
 
 
 def batch_bounds(samples: int, size: int) -> list[tuple[int, int]]:
-    """Cut samples into batches; a last batch of one joins the one before it, since BatchNorm needs two.
+    """Cut samples into batches; a last single sample joins the batch before it, since BatchNorm needs two.
 
     >>> batch_bounds(9, 4)
     [(0, 4), (4, 9)]

@@ -1,4 +1,4 @@
-"""What engines have in common that hold all images of a simulated federation themselves."""
+"""What the engines of a simulation share: they hold the images of all clients themselves."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fednca.methods.contract import Method, Server, Tensors
 
 @dataclass(frozen=True)
 class Workplace:
-    """What an engine of a simulation works with; it stays the same over the rounds."""
+    """What an engine of a simulation works with; it stays the same in all rounds."""
 
     config: Config
     method: Method
@@ -32,7 +32,7 @@ class Workplace:
 
 
 class LocalEngine(Engine):
-    """Judges and adds up on the images of a workplace; how it trains is its own."""
+    """Judges models and adds up sums on a workplace's images; a subclass trains."""
 
     def __init__(self, place: Workplace) -> None:
         """Take the workplace."""
@@ -41,11 +41,11 @@ class LocalEngine(Engine):
 
     @abstractmethod
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
-        """Return the probabilities (N, C) that a model with these weights gives a shard's images, in its order."""
+        """Return the probabilities (N, C) that a model with these weights gives for a shard's images, in order."""
 
     @abstractmethod
     def client_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int, asked: Tensors) -> list[Tensors]:
-        """Return each client's sums for an exchange of the closing, of a model with these weights."""
+        """Return each client's sums for one exchange of the closing, for a model with these weights."""
 
     def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
         """Add up the sums of all clients."""
@@ -74,12 +74,12 @@ class LocalEngine(Engine):
 def choose_thresholds(place: Workplace, val: Tensor) -> Tensor:
     """Return thresholds (C,) from the clients' histograms of their own parts of the validation scores."""
     config = place.config.calibrate
-    sizes = place.val_sizes if config.min_count > 1 else [len(val)]  # nothing withheld: the counts of all
+    sizes = place.val_sizes if config.min_count > 1 else [len(val)]  # else one histogram for all gives the same
     parts = torch.split(val, sizes), torch.split(place.val.labels, sizes)
     sent = [score_histograms(probabilities, labels, config) for probabilities, labels in zip(*parts, strict=True)]
     return pick_thresholds(torch.stack(sent).sum(0), config)
 
 
 def total(sums: Sequence[Tensors]) -> Tensors:
-    """Add up clients' sums of the same names."""
+    """Return the total of clients' sums by name."""
     return {name: torch.stack([each[name] for each in sums]).sum(dim=0) for name in sums[0]}

@@ -16,22 +16,22 @@ from fednca.engines.optimizer import VectorOptimizer, added, bind
 from fednca.engines.scoring import autocast, predict
 from fednca.methods.contract import Local, Method, Tensors, Update
 
-# Images at once in what a method does after the last step, where samples do not mix; more on a GPU with much memory.
+# Images in a batch when a rule adds up sums after the last step; more on a GPU with much memory.
 FINISH_BATCH, LARGE_FINISH_BATCH = 128, 512
 LARGE_MEMORY = 32 * 2**30
 
 
 class Trainer:
-    """Trains, scores and adds up for one client after another, on one model that each update overwrites."""
+    """Trains, scores and adds up for one client after another, on one model that every update overwrites."""
 
     def __init__(self, method: Method, model: nn.Module, config: TrainConfig, seed: int) -> None:
-        """Take what stays the same over clients and rounds."""
+        """Take what is the same for all clients and rounds."""
         self.method, self.model, self.config, self.seed = method, model, config, seed
 
     def update(
         self, number: int, client: int, shard: Shard, start: Tensors, received: Tensors, state: Tensors
     ) -> Trained:
-        """Return what a client makes of what the server sent it, with its own randomness in round `number`."""
+        """Train one client from what the server sent, with random numbers of its own in round `number`."""
         device = next(self.model.parameters()).device
         with seeded(self.seed, "dropout", number, client):
             local = Local(
@@ -55,19 +55,19 @@ class Trainer:
 
     @cached_property
     def scratch(self) -> tuple[Packed, VectorOptimizer]:
-        """The trainable weights while a client trains, and what moves them; made when they are first needed."""
+        """The trainable weights and their optimiser, both used again for every client; made when first needed."""
         trainable = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         weights = Packed.zeros(Layout.of(trainable), next(iter(trainable.values())).device)
         return weights, VectorOptimizer(weights, list(trainable), self.config, self.method)
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
-        """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
+        """Return the probabilities (N, C) that a model with these weights gives for a shard's images."""
         self.model.load_state_dict(weights)
         return predict(self.method, self.model, shard, batch_size, self.config)
 
     @torch.no_grad()
     def sums(self, weights: Tensors, shard: Shard, batch_size: int, asked: Tensors) -> Tensors:
-        """Return a client's sums for an exchange of the closing, of a model with these weights."""
+        """Return a client's sums for one exchange of the closing, for a model with these weights."""
         assert self.method.closing is not None
         self.model.load_state_dict(weights)
         model, closing = self.model.eval(), self.method.closing
@@ -76,7 +76,7 @@ class Trainer:
 
 
 def make_change(config: AugmentConfig, rng: torch.Generator) -> Change | None:
-    """Return the augmentation of one local update, or None where all of it is off."""
+    """Return the augmentation of one local update, or None if none is configured."""
     if config == AugmentConfig():
         return None
     return lambda images: augment(images, draw(len(images), rng).to(images), config)
@@ -91,7 +91,7 @@ def local_update(
     order: torch.Generator,
     change: Change | None = None,
 ) -> Trained:
-    """Train one client from the global weights, where its model is, for its local epochs."""
+    """Train one client's model for its local epochs; it holds the global weights at the start."""
     model = local.model.train()
     if not local.state:
         local.state = method.rule.start_client(local.weights)
@@ -113,7 +113,7 @@ def local_update(
 
 
 def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> Tensors:
-    """Let the method finish a client's update and return what it uploads beside the weights."""
+    """Let the rule finish a client's update, and return what the client uploads besides the weights."""
     device, sums = next(local.model.parameters()).device, {}
     if method.rule.adds_up:
         with autocast(device, config):
@@ -122,7 +122,7 @@ def finish(method: Method, local: Local, shard: Shard, config: TrainConfig) -> T
 
 
 def finish_batch(device: torch.device) -> int:
-    """Return how many images it is then given at once."""
+    """Return the batch size for the sums that `finish` needs."""
     large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE_MEMORY
     return LARGE_FINISH_BATCH if large else FINISH_BATCH
 
@@ -145,7 +145,7 @@ def add_up(parts: Iterable[Tensors]) -> Tensors:
 def train_step(
     method: Method, local: Local, optimizer: VectorOptimizer, images: Tensor, labels: Tensor, config: TrainConfig
 ) -> Tensors:
-    """Take one optimiser step and return the loss terms it was taken on."""
+    """Take one optimiser step, and return the loss terms of the batch."""
     with autocast(images.device, config):
         terms = method.learner.losses(local.model, images, labels, local)
     terms = terms | method.rule.penalties(local)

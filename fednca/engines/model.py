@@ -1,4 +1,4 @@
-"""Building a model: the encoder, and the head that the method's learner puts on it."""
+"""Building a model: the encoder, and the head of the method's learner."""
 
 import copy
 from dataclasses import replace
@@ -28,8 +28,8 @@ def build_model(config: Config, method: Method, classes: tuple[str, ...], *, pre
 
 
 def restore_model(config: Config, method: Method, classes: tuple[str, ...], constants: Tensors) -> nn.Module:
-    """Build a model whose weights are still to come, with what was kept of it besides them."""
-    if constants:  # else the learner builds the same again, or an older version kept none
+    """Build a model with its saved constants, ready to load its saved weights."""
+    if constants:  # else it needs none, or an older version saved none
         method = replace(method, learner=method.learner.sketch())
     model = build_model(config, method, classes, pretrained="none")
     load_constants(model, constants)
@@ -37,7 +37,7 @@ def restore_model(config: Config, method: Method, classes: tuple[str, ...], cons
 
 
 def try_out(model: nn.Module, config: Config, samples: int) -> None:
-    """Train a copy's forward pass on the smallest batch there may be, so that a misfit shows before a run begins."""
+    """Try the smallest possible batch on a copy in training mode, and refuse a model that cannot train on it."""
     size = config.data.image_size
     images = torch.zeros(samples, 3, size, size, dtype=next(model.parameters()).dtype)
     try:

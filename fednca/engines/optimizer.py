@@ -1,7 +1,7 @@
-"""The weights of a model in one vector, and an optimiser that moves all of them at once.
+"""All weights of a model in one vector, and an optimiser that updates the vector in one step.
 
-The model's weights are views of the vector, so one operation on it changes them all. One weight at a time, the Python
-around each operation (on a GPU, its launch) would take longer than the arithmetic.
+The model's weights are views of the vector, so one operation on it changes them all. If each weight had operations of
+its own, their Python code (on a GPU, their launches) would take longer than the arithmetic.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,10 +21,10 @@ Gradients = Sequence[Tensor | None]  # of weights in their order; None where a l
 
 
 class VectorOptimizer:
-    """Moves the trainable ones of packed tensors along their gradients."""
+    """Updates the trainable ones of packed tensors by their gradients."""
 
     def __init__(self, values: Packed, trainable: list[str], config: TrainConfig, method: Method) -> None:
-        """Take the tensors, of which the trainable ones come first, and make room for gradients and moments."""
+        """Take packed tensors, the trainable ones first, and make room for gradients and moments."""
         layout = Layout.of({name: values[name] for name in trainable})
         ((dtype, lengths),) = layout.lengths.items()
         self.vector = nn.Parameter(values.vectors[dtype][: sum(lengths)])
@@ -33,7 +33,7 @@ class VectorOptimizer:
         self.clip_norm = config.clip_norm or method.learner.clip_norm
         self.optimizer = make_optimizer([self.vector], config, method)
         # Torch would make this state in the first step. It is made here, since `_move` calls torch's kernels directly,
-        # and a CUDA graph needs addresses that stay.
+        # and a CUDA graph needs addresses that do not change.
         self.state = self.optimizer.state[self.vector]
         if config.optimizer == "adamw":
             self.state["step"] = torch.zeros((), device=self.vector.device)
@@ -42,29 +42,29 @@ class VectorOptimizer:
             self.state["momentum_buffer"] = torch.zeros_like(self.vector)
 
     def reset(self) -> None:
-        """Set everything as before the first step, in place: a graph knows the addresses."""
+        """Set everything as before the first step, in place, since a CUDA graph keeps the addresses."""
         if self.state:
             torch._foreach_zero_(list(self.state.values()))
 
     def take(self, found: Gradients) -> None:
-        """Take these for the weights' gradients; a weight without one has zero, and decays with the others.
+        """Take the weights' gradients; a weight without one gets zero, and still decays.
 
         Autograd makes each gradient a tensor of its own; here they are copied side by side.
         """
         pairs = list(self._pairs(found))
         if len(pairs) < len(found):
             self.gradients.vectors[self.vector.dtype].zero_()
-        for dtype in dict.fromkeys(each.dtype for _, each in pairs):  # of mixed ones, torch copies one by one
+        for dtype in dict.fromkeys(each.dtype for _, each in pairs):  # of mixed dtypes, torch copies one by one
             places, those = zip(*[pair for pair in pairs if pair[1].dtype == dtype], strict=True)
             torch._foreach_copy_(places, those)
 
     def add(self, found: Gradients) -> None:
-        """Add these to the weights' gradients."""
+        """Add to the weights' gradients."""
         if pairs := list(self._pairs(found)):
             torch._foreach_add_(*zip(*pairs, strict=True))
 
     def step(self) -> None:
-        """Move the weights."""
+        """Update the weights."""
         if self.clip_norm:
             nn.utils.clip_grad_norm_([self.vector], self.clip_norm)
         with torch.no_grad():
@@ -112,20 +112,20 @@ class VectorOptimizer:
         )
 
     def _pairs(self, found: Gradients) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the place of each gradient that there is, and the gradient."""
+        """Yield (place, gradient) for each weight that has a gradient."""
         for place, each in zip(self.gradients.values(), found, strict=True):
             if each is not None:
                 yield place, each
 
     def _by_name(self, value: Tensor) -> Tensors:
-        """View a tensor of the optimiser as one for each weight."""
+        """Return views of one of the optimiser's tensors, by weight."""
         if value.ndim == 0:  # a count of steps
             return dict.fromkeys(self.gradients, value)
         return Packed(self.gradients.layout, {value.dtype: value})
 
 
 def make_optimizer(weights: Iterable[Tensor], config: TrainConfig, method: Method) -> torch.optim.Optimizer:
-    """Create the local optimiser of some weights, one that a CUDA graph can capture."""
+    """Create the local optimiser for some weights, such that a CUDA graph can capture it."""
     weights = list(weights)
     own: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
     if config.optimizer == "sgd":
@@ -135,9 +135,9 @@ def make_optimizer(weights: Iterable[Tensor], config: TrainConfig, method: Metho
 
 
 def bind(model: nn.Module, packed: Packed) -> nn.Module:
-    """Make a model's weights and buffers views of the packed ones of the same names, and return it.
+    """Make a model's weights and buffers views of the packed ones of the same names, and return the model.
 
-    Parameters stay the same objects with other memory (`data`), so whoever holds one sees every change of the vector.
+    Parameters stay the same objects with other memory (`data`), so every reference to one sees the vector's changes.
     """
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""

@@ -1,7 +1,8 @@
-"""Clients side by side on a CPU: worker processes of one thread each, bit for bit what the eager engine does with one.
+"""Clients side by side on a CPU, in worker processes of one thread each.
 
-A worker is a fork of this process: it has model, method and images without any copying. It is told what the server
-sends once per round, then one client or one batch after another, the largest first.
+Results are bit for bit those of the eager engine with one thread. A worker is a fork of this process, so it has model,
+method and images without any copying. It receives what the server sends once per round, then one client or one batch
+after another, the largest first.
 """
 
 import gc
@@ -36,7 +37,7 @@ from fednca.engines.images import Shard, batch_bounds
 from fednca.engines.local import LocalEngine, Workplace
 from fednca.methods.contract import Server, Tensors
 
-KILLED = "a worker process was killed, perhaps for want of memory; use fewer workers"
+KILLED = "a worker process was killed, perhaps because memory ran out; use fewer workers"
 TRIAL_SECONDS = 20
 
 
@@ -56,7 +57,7 @@ class TrainClient:
 
 @dataclass(frozen=True)
 class PredictBatch:
-    """The evaluation of one batch, the rows `start` to `stop` of a shard."""
+    """The evaluation of one batch: rows `start` to `stop` of a shard."""
 
     shard: int
     start: int
@@ -78,7 +79,7 @@ class AddUpClient:
     batch_size: int
 
     def run(self, eager: EagerEngine, shards: Sequence[Shard], sent: "Sent") -> tuple[int, Tensors]:
-        """Return whose shard it is, and its sums."""
+        """Return the shard's number, and its sums."""
         return self.shard, eager.trainer.sums(sent.weights, shards[self.shard], self.batch_size, sent.others)
 
 
@@ -87,10 +88,10 @@ Order = TrainClient | PredictBatch | AddUpClient
 
 @dataclass(frozen=True)
 class Sent:
-    """What a server sends to its clients, which may be far less than it keeps: its weights and what goes with them."""
+    """What a server sends to its clients: the weights, and what the rule or the closing adds to them."""
 
     weights: Tensors
-    others: Tensors = field(default_factory=dict)  # of the rule or the closing
+    others: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class ProcessEngine(LocalEngine):
     """Trains the chosen clients in worker processes, forked when they are first needed."""
 
     def __init__(self, place: Workplace, workers: int) -> None:
-        """Take the workplace, which every worker inherits, and the most workers."""
+        """Take the workplace, which every worker inherits, and the largest number of workers."""
         super().__init__(place)
         self.eager, self.workers = EagerEngine(place), workers
         self.shards = [place.val, place.test, *place.train]
@@ -115,13 +116,13 @@ class ProcessEngine(LocalEngine):
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
     ) -> Iterator[Trained]:
-        """Yield the result of each client in round `number` as soon as it is there."""
+        """Train the clients in round `number`, and yield each one's result as soon as it is ready."""
         largest_first = sorted(clients, key=lambda client: -len(self.place.train[client]))
         sent = Sent(server.weights, self.place.method.rule.send(server))
         yield from self._share_out(sent, [TrainClient(number, k, states.get(k, {})) for k in largest_first])
 
     def predict(self, weights: Tensors, shard: Shard, batch_size: int) -> Tensor:
-        """Return the probabilities (N, C) that a model with these weights gives a shard's images."""
+        """Return the probabilities (N, C) that a model with these weights gives for a shard's images."""
         place = self._place(shard)
         if place is None:
             return self.eager.predict(weights, shard, batch_size)
@@ -131,7 +132,7 @@ class ProcessEngine(LocalEngine):
         return torch.cat([parts[start] for start in sorted(parts)])
 
     def client_sums(self, weights: Tensors, shards: Sequence[Shard], batch_size: int, asked: Tensors) -> list[Tensors]:
-        """Return each client's sums for an exchange of the closing, of a model with these weights."""
+        """Return each client's sums for one exchange of the closing, for a model with these weights."""
         places = [self._place(shard) for shard in shards]
         if None in places:
             return self.eager.client_sums(weights, shards, batch_size, asked)
@@ -141,11 +142,11 @@ class ProcessEngine(LocalEngine):
         return [found[place] for place in places]
 
     def _place(self, shard: Shard) -> int | None:
-        """Return where the workers have a shard, if they do."""
+        """Return the number by which the workers know a shard, or None."""
         return next((place for place, each in enumerate(self.shards) if each is shard), None)
 
     def close(self) -> None:
-        """End the workers, whatever they are doing; a later use starts others."""
+        """End the workers, whatever they are doing; the next use starts new ones."""
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -154,7 +155,7 @@ class ProcessEngine(LocalEngine):
         self._workers.clear()
 
     def _share_out(self, sent: Sent, orders: Sequence[Order]) -> Iterator[Any]:
-        """Yield the orders' results as they come; whichever worker is free gets the next one."""
+        """Yield the orders' results as they come; a worker that is free gets the next order."""
         waiting, told = deque(orders), dump(sent)
         mine = self._free_workers(min(self.workers, len(orders)))
         try:
@@ -168,11 +169,11 @@ class ProcessEngine(LocalEngine):
                         worker.give(waiting.popleft())
                     yield result
         except BaseException:
-            self.close()  # a worker may be in the midst of a task, or of a message
+            self.close()  # a worker may be in the middle of a task, or of a message
             raise
 
     def _free_workers(self, count: int) -> "list[Worker]":
-        """Return so many workers that have nothing to do, starting those that are missing."""
+        """Return this many idle workers, and start those that are missing."""
         free = [worker for worker in self._workers if not worker.busy]
         while len(free) < count:
             free.append(Worker(self.eager, self.shards))
@@ -185,12 +186,12 @@ class Worker:
 
     def __init__(self, eager: EagerEngine, shards: Sequence[Shard]) -> None:
         """Start the process."""
-        # A fork inherits a lock as it is, held by another thread or not, and every open end of a connection: held here,
-        # this lock is its own to use, and each of two engines that start workers in two threads keeps its ends apart.
+        # A fork inherits locks in their present state, and every open end of a connection. Holding this lock makes sure
+        # that the fork can use it, and that two engines in two threads do not inherit each other's connections.
         with GLOBAL:
             self.connection, there = multiprocessing.Pipe()
             self.process = fork(serve, there, eager, shards)
-            there.close()  # only the process has it now, so that its death closes it
+            there.close()  # only the process holds it now, so its death closes the connection
         self.busy = False
 
     def give(self, order: Order) -> None:
@@ -206,7 +207,7 @@ class Worker:
             raise RunFailedError(KILLED) from error
 
     def receive(self) -> Any:  # noqa: ANN401
-        """Wait for the task's result, or raise the error that came in its place."""
+        """Wait for the order's result, or raise the error that came in its place."""
         try:
             answer = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -220,7 +221,7 @@ class Worker:
 
 
 def answering(workers: Sequence[Worker]) -> list[Worker]:
-    """Wait until some of the busy workers have something to say."""
+    """Wait until some of the busy workers have an answer, and return these."""
     ready = wait([worker.connection for worker in workers if worker.busy])
     return [worker for worker in workers if worker.connection in ready]
 
@@ -229,7 +230,7 @@ def fork(target: Callable[..., None], *arguments: object) -> ForkProcess:
     """Start a forked process that ends with this one."""
     process = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=True)
     with warnings.catch_warnings():
-        # A fork has no other threads, and the locks they held are held for good; it needs none but those torch renews.
+        # A fork has no other threads, so locks that they held stay locked; it needs only locks that torch renews.
         warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
         try:
             process.start()
@@ -239,12 +240,12 @@ def fork(target: Callable[..., None], *arguments: object) -> ForkProcess:
 
 
 def serve(connection: Connection, eager: EagerEngine, shards: Sequence[Shard]) -> None:
-    """Do the parent's tasks with what it sent last, until it ends this process."""
+    """Carry out the parent's orders with what it sent last, until it ends this process."""
     torch.set_num_threads(1)
     _start_worker()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     let_go_of_files()
-    gc.freeze()  # what is inherited is not searched for garbage, so that its memory stays shared
+    gc.freeze()  # what is inherited is not searched for garbage, so its memory stays shared
     sent = Sent({})
     with suppress(EOFError, ConnectionError):  # the parent was killed
         while True:
@@ -256,7 +257,7 @@ def serve(connection: Connection, eager: EagerEngine, shards: Sequence[Shard]) -
 
 
 def answer(order: Order, eager: EagerEngine, shards: Sequence[Shard], sent: Sent) -> memoryview:
-    """Return an order's result, or whatever went wrong with it, as bytes."""
+    """Return an order's result, or the error it ended with, as bytes."""
     try:
         return dump(order.run(eager, shards, sent))
     except BaseException as error:  # noqa: BLE001 - the parent raises it
@@ -265,7 +266,7 @@ def answer(order: Order, eager: EagerEngine, shards: Sequence[Shard], sent: Sent
 
 
 def can_travel(error: BaseException) -> bool:
-    """Tell whether an error can be sent; not every class can be made again from its `args`."""
+    """Return whether an error can be sent; not every class can be rebuilt from its `args`."""
     try:
         ForkingPickler.loads(dump(error))
     except Exception:  # noqa: BLE001 - whatever the class raises
@@ -274,31 +275,31 @@ def can_travel(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> BaseException:
-    """Return an error that says the same and can be sent."""
+    """Return an error with the same message that can be sent."""
     if isinstance(error, FedncaError):
         return RunFailedError(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def let_go_of_files() -> None:
-    """Point inherited files to nowhere: the lock of a run's folder must go with the parent, not with its workers."""
+    """Point inherited files to nowhere: a run folder's lock must end with the parent, not with its workers."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        with suppress(OSError):  # the listing's own is closed already
+        with suppress(OSError):  # the listing's own file is closed already
             if number > 2 and stat.S_ISREG(os.fstat(number).st_mode):
                 os.dup2(nowhere, number)
 
 
 class TensorPickler(pickle.Pickler):
-    """Sends tensors by value; torch's way would keep a shared file open for each."""
+    """Sends tensors by value; torch's own way would keep a shared file open for each."""
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401
-        """Turn a tensor into an array."""
+        """Pickle a tensor as an array."""
         return (own_tensor, (obj.detach().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
 
 
 def own_tensor(array: NDArray[Any]) -> Tensor:
-    """Return the array as a tensor in torch's own memory, aligned as every other one."""
+    """Return the array as a tensor in torch's own memory, aligned like any other."""
     return torch.from_numpy(array).clone()
 
 
@@ -310,7 +311,7 @@ def dump(message: object) -> memoryview:
 
 
 def forks_can_train() -> bool:
-    """Try a backward pass in a fork: beside a GPU, torch refuses it once this process has run one itself."""
+    """Try a backward pass in a fork; if there is a GPU, torch refuses it once this process has run one itself."""
     trial = fork(take_gradient)
     trial.join(TRIAL_SECONDS)
     passed = trial.exitcode == 0
@@ -320,7 +321,7 @@ def forks_can_train() -> bool:
 
 
 def take_gradient() -> None:
-    """Run a backward pass and end this process, with 0 if it could, without a word in any case."""
+    """Run a backward pass and end this process silently, with exit code 0 if it worked."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     torch.set_num_threads(1)
     with suppress(RuntimeError):

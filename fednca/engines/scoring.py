@@ -1,4 +1,4 @@
-"""What a model says of a shard's images."""
+"""Scoring a shard's images with a model."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,7 +12,7 @@ from fednca.methods.contract import Method
 
 @torch.inference_mode()
 def predict(method: Method, model: nn.Module, shard: Shard, batch_size: int, config: TrainConfig) -> Tensor:
-    """Return probabilities (N, C) of a shard's images, in its order."""
+    """Return the probabilities (N, C) of a shard's images, in order."""
     model.eval()
     parts = []
     for images, _ in shard.batches(batch_size):
@@ -21,14 +21,14 @@ def predict(method: Method, model: nn.Module, shard: Shard, batch_size: int, con
 
 
 def score(method: Method, model: nn.Module, images: Tensor, config: TrainConfig) -> Tensor:
-    """Return probabilities (B, C) of images."""
+    """Return the probabilities (B, C) of a batch of images."""
     with autocast(images.device, config):
         logits = model(images).logits
     return method.learner.probabilities(logits.float() if logits.dtype == torch.bfloat16 else logits)
 
 
 def autocast(device: torch.device, config: TrainConfig) -> AbstractContextManager[object]:
-    """Return the context of the configured arithmetic."""
+    """Return the context that sets the configured precision."""
     if config.precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""Which engine executes a run."""
+"""Choosing the engine that executes a run."""
 
 import multiprocessing
 import platform
@@ -22,7 +22,7 @@ AUTO, EAGER = "auto", "eager"
 
 
 def select_engine(place: Workplace) -> Engine:
-    """Build the configured engine; `auto` takes the fastest one that can do the work and says why it is not another."""
+    """Build the configured engine; `auto` takes the fastest one that can do the run, and notes why if that is slow."""
     wanted = place.config.engine
     if wanted == EAGER:
         return EagerEngine(place)
@@ -53,14 +53,14 @@ def build_graphs(place: Workplace) -> Engine:
     together, size = place.config.train.clients_per_round(len(place.train)), place.config.evaluate.batch_size
     all_take_part = together == len(place.train)
     try:
-        with GLOBAL:  # while one run measures free memory and captures, no other may
+        with GLOBAL:  # only one run at a time may measure free memory and capture
             return GraphEngine(place, together, judged_at_once=size, states_on_device=all_take_part)
     except torch.OutOfMemoryError:
         raise FedncaError(
             "one client's step or a batch to evaluate does not fit on the GPU; "
             "use a smaller train.batch_size, evaluate.batch_size or data.image_size"
         ) from None
-    except RuntimeError as error:  # a step that waits for the device, say
+    except RuntimeError as error:  # for example, if a step waits for the device
         raise UnfitEngineError(f"a step cannot be captured ({str(error).partition(chr(10))[0]})") from error
 
 
@@ -73,7 +73,7 @@ def build_processes(place: Workplace) -> Engine:
 
 
 def processes_hindrance(config: Config, method: Method, device: torch.device) -> str:
-    """Say why processes would not help or cannot execute the run, or nothing."""
+    """Return why processes would not help or cannot execute the run, or nothing."""
     if device.type != "cpu":
         return "processes train on a CPU"
     if platform.system() != "Linux":

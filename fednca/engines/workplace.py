@@ -1,4 +1,4 @@
-"""Putting images, labels and a model where an engine works with them."""
+"""Building the workplace of an engine: images, labels and model on their device."""
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ def build_workplace(
     config: Config, method: Method, federation: Federation, model: nn.Module, device: torch.device
 ) -> Workplace:
     """Put images, labels and model on the device."""
-    torch.backends.cudnn.deterministic = True  # a run repeats itself
+    torch.backends.cudnn.deterministic = True  # a run can be repeated exactly
     train, val, test = federation.train, federation.val, federation.dataset.test
     store = build_store(config, train.split.images, device)
     if method.rule.centralized:
@@ -47,7 +47,7 @@ def build_store(
 ) -> ImageStore:
     """Put images on the device, with the normalisation that fits the backbone's weights."""
     if isinstance(images, FileImages):
-        raise FedncaError("the images are still files; load the dataset with fednca.data.load.load_dataset")
+        raise FedncaError("the images are still files; load the dataset with fednca.data.load_dataset")
     normalize = config.data.normalize
     if normalize == "auto":
         normalize = "half" if config.model.pretrained == "none" else "imagenet"

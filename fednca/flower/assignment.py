@@ -1,4 +1,4 @@
-"""What the server tells a site in words, beside tensors."""
+"""What a message tells a site beside tensors: what to do, in which run and round."""
 
 import json
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ ASSIGNMENT = "assignment"  # name of the record in a message
 
 @dataclass(frozen=True)
 class Assignment:
-    """A site's part in one exchange; a site's process knows nothing but this and its own site.toml."""
+    """A site's part in one exchange; a site's process knows this and its own site.toml, and nothing else."""
 
     config: Config
     run: str  # 16 hexadecimal digits
     classes: tuple[str, ...] = ()
     round: int = 0
-    client: int = 0  # rank of the site's name among all names
-    accepted: int = 0  # last round whose update by this site is part of the server's state
+    client: int = 0  # the rank of the site's name among all names
+    accepted: int = 0  # the last round in which the server used an update of this site
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     folder: str = ""  # where simulated clients keep their states
 
@@ -46,7 +46,7 @@ class Assignment:
         record = content.config_records[ASSIGNMENT]
         run = str(record["run"])
         if len(run) != 16 or not set(run) <= set("0123456789abcdef"):
-            raise FedncaError(f"run '{run}' is not an id of 16 hexadecimal digits; is the server of another version?")
+            raise FedncaError(f"run '{run}' is not 16 hexadecimal digits; install the same fednca everywhere")
         return cls(
             config=build_config(json.loads(str(record["config"]))),
             run=run,

@@ -1,4 +1,4 @@
-"""Whether what a site sent can be what it was asked for; if not, its update is left out and the reason is told."""
+"""Checks of what a site sent: an answer that cannot be what was asked for is left out, with the reason."""
 
 import copy
 import math
@@ -10,6 +10,7 @@ from flwr.app import MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fednca.base.errors import FedncaError
+from fednca.base.tensors import dtype_name
 from fednca.config import Config
 from fednca.engines.contract import Trained
 from fednca.engines.images import Shard
@@ -20,7 +21,7 @@ from fednca.methods.contract import Method, Server, Tensors, Update
 
 
 def rehearse(config: Config, method: Method, model: nn.Module, classes: int) -> Trained:
-    """Do what sites are asked for on two blank images, so that names, shapes and dtypes of an answer are known."""
+    """Train on two blank images as a site would, to know the names, shapes and dtypes of a site's update."""
     model = copy.deepcopy(model)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
@@ -31,7 +32,7 @@ def rehearse(config: Config, method: Method, model: nn.Module, classes: int) -> 
 
 
 def rehearse_closing(config: Config, method: Method, model: nn.Module, classes: int, asked: Tensors) -> Tensors:
-    """Do the same for an exchange of the closing."""
+    """Add up over two blank images as a site would in an exchange of the closing that sends `asked`."""
     trainer = Trainer(method, copy.deepcopy(model), config.train, config.seed)
     return trainer.sums(model.state_dict(), blank_shard(config, classes), config.evaluate.batch_size, asked)
 
@@ -44,7 +45,7 @@ def blank_shard(config: Config, classes: int) -> Shard:
 
 
 def read_update(content: RecordDict, client: int, expected: Trained) -> Trained:
-    """Take a site's update out of its answer; FedncaError says what is wrong with it."""
+    """Read a site's update from its answer; FedncaError says what is wrong with it."""
     weights = read_tensors(content, "weights", expected.update.weights)
     extra = read_tensors(content, "extra", expected.update.extra)
     counts, losses = read_metrics(content, "counts"), read_metrics(content, "losses")
@@ -55,7 +56,7 @@ def read_update(content: RecordDict, client: int, expected: Trained) -> Trained:
 
 
 def read_tensors(content: RecordDict, part: str, expected: Tensors) -> Tensors:
-    """Take tensors out of an answer, which must be like the expected ones: names, shapes, dtypes, and finite."""
+    """Read tensors from an answer; they must be finite and have the names, shapes and dtypes of the expected ones."""
     if part not in content.array_records:
         raise FedncaError(f"its answer has no '{part}'")
     tensors = from_arrays(content.array_records[part])
@@ -67,7 +68,7 @@ def read_tensors(content: RecordDict, part: str, expected: Tensors) -> Tensors:
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise FedncaError(f"its '{name}' is {_describe(tensor)}, not {_describe(wanted)}")
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    if not math.isfinite(norm(floats.values())):  # far faster than to look at each number; it may also be too large
+    if not math.isfinite(norm(floats.values())):  # one norm is fast to check, but may overflow where no number does
         for name, tensor in floats.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise FedncaError(f"its '{name}' is not finite")
@@ -75,7 +76,7 @@ def read_tensors(content: RecordDict, part: str, expected: Tensors) -> Tensors:
 
 
 def read_metrics(content: RecordDict, part: str) -> MetricRecord:
-    """Take numbers out of an answer."""
+    """Read named numbers from an answer."""
     if part not in content.metric_records:
         raise FedncaError(f"its answer has no '{part}'")
     return content.metric_records[part]
@@ -98,18 +99,18 @@ def read_count(record: MetricRecord, name: str) -> int:
 
 
 def largest_norm(weights: Tensors, bound: float, noise: float = 0.0) -> float:
-    """Return the largest norm that a change of these weights may have; `bound` is in units of the weights' own.
+    """Return the largest norm that a change of these weights may have.
 
-    noise: standard deviation of what a site adds to its numbers; the norm of that hardly differs from draw to draw.
+    bound: this norm as a multiple of the weights' own. noise: standard deviation of what a site adds to each number.
     """
     floats = [tensor for tensor in weights.values() if tensor.is_floating_point()]
     return bound * max(1.0, norm(floats)) + 2 * noise * math.sqrt(sum(tensor.numel() for tensor in floats))
 
 
 def check_norm(update: Update, server: Server, largest: float, lr: float) -> None:
-    """Refuse an update whose change, or whose extra tensors, are absurdly large.
+    """Refuse an update if its change or its extra tensors are implausibly large.
 
-    Extra tensors may be mean steps divided by the learning rate, as SCAFFOLD's are, and so larger by 1 / lr.
+    Extra tensors may be mean steps divided by the learning rate, as SCAFFOLD's are; so their bound is larger by 1 / lr.
     """
     names = [name for name, tensor in server.weights.items() if tensor.is_floating_point()]
     change = math.hypot(*(float(torch.dist(update.weights[name], server.weights[name])) for name in names))
@@ -121,7 +122,7 @@ def check_norm(update: Update, server: Server, largest: float, lr: float) -> Non
 
 
 def read_histograms(content: RecordDict, shape: tuple[int, int, int], images: Mapping[str, int]) -> Tensors:
-    """Take score histograms (2, C, bins + 1) out of an answer, which must be counts of a site's images."""
+    """Read score histograms (2, C, bins + 1) from an answer; they must not count more images than the site has."""
     found = read_tensors(content, "histograms", dict.fromkeys(("val", "test"), torch.empty(shape, dtype=torch.int64)))
     for part, counts in found.items():
         most = images[part]
@@ -136,4 +137,4 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"

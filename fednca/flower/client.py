@@ -1,4 +1,4 @@
-"""A site's side: it tells what it has, trains, judges, and sends what the method declares, nothing else."""
+"""A site's side: it announces itself, trains, adds up and judges, and sends only what the method declares."""
 
 import functools
 import json
@@ -33,13 +33,13 @@ Handler = Callable[[Message, Context], Message]
 
 
 def guarded(handler: Handler) -> Handler:
-    """Keep to the site what an error says (paths, patients); the server hears its kind only."""
+    """Tell the server only an error's kind: its text may name paths or patients, and stays in the site's own log."""
 
     @functools.wraps(handler)
     def answer(message: Message, context: Context) -> Message:
         try:
             return handler(message, context)
-        except Exception as error:  # whatever it is: Flower would send its text
+        except Exception as error:  # of any kind, since Flower would send its text
             LOG.error("this site could not answer: %s", error, exc_info=not isinstance(error, FedncaError))
             reason = f"it could not do its part ({type(error).__name__}); its own log says why"
             return Message(Error(FAILED, reason), reply_to=message)
@@ -49,7 +49,7 @@ def guarded(handler: Handler) -> Handler:
 
 @guarded
 def announce(message: Message, context: Context) -> Message:
-    """Tell name, classes and numbers of images."""
+    """Send the site's name, its classes and its numbers of images."""
     site = open_site(context, Assignment.from_message(message.content))
     counts = {part: len(own.rows) for part, own in site.parts.items()}
     record = ConfigRecord({"name": site.name, "classes": list(site.classes), **counts})
@@ -107,7 +107,7 @@ def close(message: Message, context: Context) -> Message:
 
 @dataclass(frozen=True)
 class Work:
-    """An assignment with all that is needed to do it."""
+    """An assignment and all that is needed to carry it out."""
 
     assignment: Assignment
     site: Site
@@ -120,21 +120,21 @@ class Work:
         return self.put(from_arrays(self.content.array_records[part]))
 
     def put(self, tensors: Tensors) -> Tensors:
-        """Bring tensors to the device."""
+        """Move tensors to the device."""
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
     def shard(self, part: str) -> Shard:
-        """Return images of the site with labels in the federation's classes."""
+        """Return the site's images of one part, with labels in the federation's classes."""
         return self.site.shard(part, self.assignment.classes, self.device)
 
 
 @contextmanager
 def at_work(message: Message, context: Context) -> Iterator[Work]:
-    """Build the trainer with method and model as the server has them, on the site's device."""
+    """Yield a trainer with the server's method and model, on the site's device; refuse data that have changed."""
     told = Assignment.from_message(message.content)
     site = open_site(context, told)
     device = pick_device(site.config.device)
-    torch.backends.cudnn.deterministic = True  # a round repeats itself
+    torch.backends.cudnn.deterministic = True  # a repeated round gives the same weights
     with unchanged(site.state, site.data), cpu_threads(site.config.threads):
         trainer = _build(site.config.model_dump_json(), told.classes, device)
         work = Work(told, site, trainer, device, message.content)
@@ -142,10 +142,10 @@ def at_work(message: Message, context: Context) -> Iterator[Work]:
         yield work
 
 
-@functools.lru_cache(maxsize=1)  # a worker of a simulation plays many clients, and each overwrites the whole engine
+@functools.lru_cache(maxsize=1)  # a simulation's worker plays many clients, and each overwrites all of it
 def _build(config: str, classes: tuple[str, ...], device: torch.device) -> Trainer:
     wanted = build_config(json.loads(config))
     method = create_method(wanted)
-    method = replace(method, learner=method.learner.sketch())  # what it lacks of files are constants of the server's
+    method = replace(method, learner=method.learner.sketch())  # the server read the files, and sends what is in them
     model = build_model(wanted, method, classes, pretrained="none").to(device)
     return Trainer(method, model, wanted.train, wanted.seed)

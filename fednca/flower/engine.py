@@ -1,8 +1,8 @@
-"""Flower's sites as an engine: one message to each site for each thing that the loop asks of clients."""
+"""Flower's sites as an engine: whatever the loop asks of clients becomes one message to each site."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ CLOSE = f"{MessageType.QUERY}.close"
 
 @dataclass
 class FlowerEngine(Engine):
-    """Sites that train, add up and judge where their images are; a client's number is its name's rank."""
+    """Has sites train, add up and judge where their images are; a client's number is the rank of its name."""
 
     grid: Grid
     settings: ServerConfig
@@ -56,16 +56,18 @@ class FlowerEngine(Engine):
     folder: Path
     note: str = ""
     keeps_states: bool = True
+    _judges: set[str] | None = field(default=None, init=False)  # who answered every message since this round's training
 
     @property
     def names(self) -> Sequence[str]:  # type: ignore[override]
-        """All sites, present or not."""
+        """All sites, connected or not."""
         return self.roster.sites
 
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
     ) -> Iterator[Trained | LeftOut]:
-        """Wait for enough of the sites, let them train, and yield the updates that count once all are there."""
+        """Wait for enough of the sites, let them train, and yield their updates once all are in."""
+        self._judges = None
         chosen = [self.names[client] for client in clients]
         need = min(self.settings.min_sites, len(chosen))
         self.roster.wait_for(chosen, need, self.settings.wait)
@@ -81,36 +83,33 @@ class FlowerEngine(Engine):
         yield from self._privatize(server, sorted(answers.replies.values(), key=lambda each: each.update.client))
 
     def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
-        """Add up what all sites that are connected send for an exchange of the closing."""
+        """Add up the sums that the connected sites send for one exchange of the closing."""
         tensors = {"weights": to_arrays(server.weights), "asked": to_arrays(asked)}
         expected = rehearse_closing(self.config, self.method, self.model, len(self.classes), asked)
         answers = self._ask_all(CLOSE, number, tensors, lambda _, content: read_tensors(content, "sums", expected))
         found = [answers.replies[site] for site in sorted(answers.replies)]
-        return Totals(total(found) if len(found) >= self.settings.min_sites else None, answers.missing)
+        return Totals(total(found) if self._suffices(number, answers) else None, answers.missing)
 
     def judge(self, number: int, server: Server) -> Judgement:
-        """Let all sites that are connected judge a model on their own images, by histograms of its scores."""
+        """Let the connected sites judge a model on their own images; they send histograms of its scores."""
         shape = (2, len(self.classes), self.config.calibrate.bins + 1)
 
         def read(site: str, content: RecordDict) -> Tensors:
             return read_histograms(content, shape, self.roster.present[site].images)
 
         answers = self._ask_all(MessageType.EVALUATE, number, {"weights": to_arrays(server.weights)}, read)
-        if len(answers.replies) < self.settings.min_sites:
-            LOG.warning(
-                "round %s: the model is not judged, since fewer than %s sites do", number, self.settings.min_sites
-            )
+        if not self._suffices(number, answers):
             return Judgement(left_out=answers.missing)
         sent = {site: answers.replies[site] for site in sorted(answers.replies)}
         thresholds, metrics = judge_histograms(sent, self.config.calibrate)
         return Judgement(metrics, thresholds, answers.missing)
 
     def ended(self) -> str:
-        """Return that the privacy budget is spent, if it is."""
+        """Return why the privacy budget allows no further round; nothing if it does."""
         return "another one would exceed max_epsilon" if self.ledger.is_spent() else ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what privacy was spent."""
+        """Return how much privacy is spent."""
         return self.ledger.record()
 
     @cached_property
@@ -120,16 +119,16 @@ class FlowerEngine(Engine):
 
     @cached_property
     def _constants(self) -> ArrayRecord:
-        """What the model needs besides its weights, so that all machines have the very same."""
+        """What the model needs besides its weights; it is sent, so that all machines have the very same."""
         return to_arrays(constants_of(self.model))
 
     @cached_property
     def _expected(self) -> Trained:
-        """What an update looks like: names, shapes and dtypes."""
+        """An update with the names, shapes and dtypes that all must have."""
         return rehearse(self.config, self.method, self.model, len(self.classes))
 
     def _assignment(self, site: str, number: int, accepted: int = 0) -> Assignment:
-        """Return what a site is told in words."""
+        """Return what a site is told to do."""
         return Assignment(
             config=self.config,
             run=self.run,
@@ -148,7 +147,7 @@ class FlowerEngine(Engine):
         tensors: Mapping[str, ArrayRecord],
         read: Read[T],
     ) -> Answers[T]:
-        """Send sites their assignments, each with the same tensors, and read their answers."""
+        """Send each site its assignment, all with the same tensors, and read the answers."""
         shared = {"constants": self._constants, **tensors}
         messages = {
             site: Message(
@@ -163,18 +162,32 @@ class FlowerEngine(Engine):
         return exchange(self.grid, messages, self.settings.deadline, read)
 
     def _ask_all(self, kind: str, number: int, tensors: Mapping[str, ArrayRecord], read: Read[T]) -> Answers[T]:
-        """Ask all sites that are connected now."""
+        """Ask all connected sites; from a round's second call on, only those that have answered so far.
+
+        So the exchanges of a closing add up the same sites, and nobody waits twice for a site that fails.
+        """
         self.roster.look()
-        assignments = [(site, self._assignment(site, number)) for site in sorted(self.roster.present)]
+        asked = sorted(self.roster.present if self._judges is None else self._judges)
+        absent = self.roster.absent(asked)
+        assignments = [(site, self._assignment(site, number)) for site in asked if site not in absent]
         answers = self._ask(kind, assignments, tensors, read)
+        answers.missing.update(absent)
         for site, reason in answers.missing.items():
             LOG.warning("round %s: site '%s' does not judge: %s", number, site, reason)
+        self._judges = set(answers.replies)
         return answers
+
+    def _suffices(self, number: int, answers: Answers[T]) -> bool:
+        """Return whether enough sites answered; if not, the model is not judged."""
+        if len(answers.replies) >= self.settings.min_sites:
+            return True
+        LOG.warning("round %s: the model is not judged: fewer than %s sites answered", number, self.settings.min_sites)
+        return False
 
     def _train_sites(
         self, number: int, sites: list[str], server: Server, states: dict[int, Tensors]
     ) -> Answers[Trained]:
-        """Let sites train; updates that cannot be what was asked for do not count."""
+        """Let sites train, and read their updates; one that cannot be what was asked for does not count."""
         accepted = {self.names[client]: int(own["accepted"]) for client, own in states.items()}
         assignments = [(site, self._assignment(site, number, accepted.get(site, 0))) for site in sites]
         tensors = {"weights": to_arrays(server.weights), "received": to_arrays(self.method.rule.send(server))}
@@ -187,7 +200,7 @@ class FlowerEngine(Engine):
             check_samples(self.roster, site, trained.update.samples)
             note = ""
             if content.metric_records["counts"].get("state_lost"):
-                note = "it started over with the method's state, since the kept one is gone"
+                note = "it lost what the method keeps there, and started over"
                 LOG.warning("round %s: site '%s': %s", number, site, note)
             return replace(trained, state={"accepted": torch.tensor(number)}, note=note)
 
@@ -195,7 +208,7 @@ class FlowerEngine(Engine):
         return self._ask(MessageType.TRAIN, assignments, tensors, read)
 
     def _privatize(self, server: Server, trained: list[Trained]) -> list[Trained]:
-        """Clip and noise the updates where that is the server's part."""
+        """Clip the updates and add noise, if that is the server's part."""
         privacy = self.settings.privacy
         if privacy.mode != "central":
             return trained
@@ -208,7 +221,7 @@ class FlowerEngine(Engine):
 
 
 def check_samples(roster: Roster, site: str, samples: int) -> None:
-    """Refuse an update on another number of images than the site has announced, and ask it again who it is."""
+    """Refuse an update on more or fewer images than the site announced, and ask it again what it has."""
     announced = roster.present[site].images["train"]
     if samples != announced:
         roster.forget(site)
@@ -216,7 +229,7 @@ def check_samples(roster: Roster, site: str, samples: int) -> None:
 
 
 def check_enough(found: int, need: int, where: str, left_out: Mapping[str, str]) -> None:
-    """Stop the run where too few sites are left."""
+    """Stop the run if too few sites are left."""
     if found < need:
         reasons = "; ".join(f"{site}: {reason}" for site, reason in left_out.items())
-        raise RunFailedError(f"{where}: {found} of at least {need} sites gave an update ({reasons}); mend and resume")
+        raise RunFailedError(f"{where}: {found} of at least {need} sites took part ({reasons}); fix that and resume")

@@ -1,4 +1,4 @@
-"""How often sites' updates were released under privacy, and the epsilon that has been spent."""
+"""How often each site's update was released under differential privacy, and the epsilon that this has spent."""
 
 import json
 from pathlib import Path
@@ -11,10 +11,10 @@ from fednca.runs.folder import read_json
 
 
 class Ledger:
-    """Counts, before each round, whom it asks: also a round that is lost has cost privacy where sites add the noise."""
+    """Counts whom a round asks, before it asks them: where sites add the noise, a lost round has cost privacy, too."""
 
     def __init__(self, path: Path, privacy: PrivacyConfig) -> None:
-        """Go on with the counts in `path`, where there are any."""
+        """Go on with the counts in `path`, if there are any."""
         self.path, self.privacy = path, privacy
         self.asked: dict[str, int] = read_json(path) if path.exists() else {}
 
@@ -23,18 +23,18 @@ class Ledger:
         return epsilon_after(self.privacy, max(self.asked.values(), default=0) + more)
 
     def is_spent(self) -> bool:
-        """Tell whether another round would spend more than allowed."""
+        """Return whether another round would spend more than `max_epsilon`."""
         private, limit = self.privacy.mode != "none", self.privacy.max_epsilon
         return private and limit is not None and self.epsilon(more=1) > limit
 
     def ask(self, sites: list[str]) -> None:
-        """Count a round that these sites are asked to take part in."""
+        """Count a round for these sites, who are about to be asked."""
         if self.privacy.mode != "none":
             self.asked |= {site: self.asked.get(site, 0) + 1 for site in sites}
             write_atomic(self.path, json.dumps(self.asked).encode())
 
     def record(self) -> dict[str, Any]:
-        """Return what history and results say of privacy; nothing without it."""
+        """Return what history and results say about privacy; nothing in mode `none`."""
         if self.privacy.mode == "none":
             return {}
         spent = {"mode": self.privacy.mode, "epsilon": self.epsilon(), "delta": self.privacy.delta}

@@ -22,7 +22,6 @@ from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, comp
 from fednca.base.errors import FedncaError
 from fednca.config import Config
 from fednca.flower.config import PrivacyConfig
-from fednca.methods import find_method
 from fednca.methods.contract import Method, Tensors
 
 
@@ -33,7 +32,7 @@ def check_private(privacy: PrivacyConfig, config: Config, method: Method) -> Non
     name = config.method.name
     if method.rule.copies:
         raise FedncaError(
-            f"method '{name}' uploads {find_method(name).about.state} beside the weights, which clipping and noise do not cover; "
+            f"method '{name}' uploads {method.about.state} beside the weights, which clipping and noise do not cover; "
             "use fedavg, fedprox or another method without such uploads, or privacy mode 'none'"
         )
     if method.closing is not None:

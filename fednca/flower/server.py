@@ -1,4 +1,4 @@
-"""The server's side of a run: it starts or goes on, and plays the rounds into a run folder that `Run` reads."""
+"""The server's side: it begins or resumes a run, and plays its rounds into a folder that `Run` reads."""
 
 import logging
 import secrets
@@ -34,19 +34,19 @@ from fednca.runs.run import Run
 from fednca.runs.training import first_state, play, write_beginning, write_out
 
 LOG = logging.getLogger("flwr.fednca")
-TAKE_OVER = 60.0  # seconds to wait for the end of a server that has lost its SuperLink
-TELL = 20.0  # seconds after which it is told who is waited for
-LOOK = 0.5  # seconds between two looks whether it has
+TAKE_OVER = 60.0  # seconds to wait for a server that lost its SuperLink to end
+TELL = 20.0  # seconds until the log says which sites the start waits for
+LOOK = 0.5  # seconds between two attempts to take over the folder
 
 
 def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
-    """Run a federation from its beginning or, with `resume`, from its last finished round; return its folder."""
+    """Play a run from its beginning or, with `resume`, after its last finished round; return its folder."""
     folder = Path(settings.out)
     if not resume:
         check_new(folder, settings)
     with explain_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with taken_over(folder, TAKE_OVER if resume else 0.0):  # what is there counts once nobody else can change it
+    with taken_over(folder, TAKE_OVER if resume else 0.0):  # look inside only once nobody else can change it
         if (folder / "results.json").exists():
             LOG.info("the run in '%s' is finished already", folder)
         else:
@@ -55,15 +55,15 @@ def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
 
 
 def check_new(folder: Path, settings: ServerConfig) -> None:
-    """Refuse a folder that holds something and a run that cannot be federated, before anything is written."""
+    """Refuse a folder that is not empty and a run that cannot be federated, before anything is written."""
     config = settings.run_config()
     check_fit(settings, config, create_method(config))
     if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
-        raise FedncaError(f"'{folder}' holds something already; go on with resume=true, or give another `out`")
+        raise FedncaError(f"'{folder}' holds something already; resume its run with resume=true, or name another `out`")
 
 
 def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
-    """Begin a run in a folder, or go on with the one that is there."""
+    """Begin a run in a folder, or resume the one that is there."""
     begun = (folder / "last.safetensors").exists()
     config = kept_config(folder, settings) if begun else settings.run_config()
     method = create_method(config)
@@ -75,23 +75,24 @@ def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
         try:
             play(Run(folder), engine, state, [RoundLog(config.train.rounds)])
         except RunFailedError as error:
-            raise RunFailedError(f"{error} (what was finished is in '{folder}')") from error
+            spent = "; another round needs a higher max_epsilon" if engine.ended() else ""
+            raise RunFailedError(f"{error} (the log says more; '{folder}' keeps what was finished{spent})") from error
     LOG.info("the run is finished; its folder is '%s'", folder)
 
 
 class RoundLog(Callback):
-    """Writes a line of Flower's log for each round."""
+    """Writes one line for each round into Flower's log."""
 
     def __init__(self, rounds: int) -> None:
-        """Take how many rounds there are."""
+        """Take the number of rounds."""
         self.rounds = rounds
 
     def on_note(self, text: str) -> None:
-        """Write what must be known of the run."""
+        """Write what a user must know about the run."""
         LOG.warning("%s", text)
 
     def on_round(self, record: Round, best: Best | None) -> None:
-        """Write what a round came to."""
+        """Write how a round went."""
         told: dict[str, Any] = {"losses": record.losses, "left out": sorted(record.left_out)}
         told |= {part: record.metrics[part]["macro_f1"] for part in ("val", "test") if part in record.metrics}
         if "privacy" in record.facts:
@@ -101,7 +102,7 @@ class RoundLog(Callback):
 
 @contextmanager
 def taken_over(folder: Path, seconds: float) -> Iterator[None]:
-    """Lock a run's folder, and wait so long for another server to leave it."""
+    """Lock a run's folder, and wait up to so many seconds for another server to leave it."""
     end = time.monotonic() + seconds
     with ExitStack() as stack:
         while True:
@@ -128,7 +129,7 @@ def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
 def begin(
     settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
 ) -> tuple[FlowerEngine, State]:
-    """Wait for the sites, agree on classes, and write what the run is before its first round."""
+    """Wait for the sites, join their classes, and write what is known before the first round."""
     folder = Path(settings.out)
     roster.classes = None if settings.classes is None else tuple(settings.classes)
     gather(roster, settings)
@@ -148,46 +149,49 @@ def begin(
 def go_on(
     settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
 ) -> tuple[FlowerEngine, State]:
-    """Take up a run where its last checkpoint left it, with the classes and client numbers it began with."""
+    """Resume a run from its last checkpoint, with the classes and client numbers it began with."""
     folder = Path(settings.out)
     facts = read_json(folder / "environment.json")
     if roster.sites != facts["sites"]:
-        raise FedncaError(f"the run in '{folder}' has sites {', '.join(facts['sites'])}; a changed list is a new run")
+        began = ", ".join(facts["sites"])
+        raise FedncaError(f"the run in '{folder}' began with sites {began}; set them back, or begin a new run")
     if noise_of(settings) != facts["privacy"]:
         noise = ", ".join(f"{name} = {value}" for name, value in facts["privacy"].items())
-        raise FedncaError(f"the run in '{folder}' began with {noise}, and its epsilon holds for that; set it back")
+        raise FedncaError(f"the run in '{folder}' began with {noise}; set them back, as its epsilon holds for these")
     state = load_last(folder)
     truncate_history(folder / "history.jsonl", state.round)
     joined = roster.classes = tuple(facts["classes"])
     gather(roster, settings)
     model = restore_model(config, method, joined, state.constants)
     ledger = Ledger(folder / "privacy.json", settings.privacy)
-    LOG.info("going on after round %s of %s", state.round, config.train.rounds)
+    LOG.info("resuming after round %s of %s", state.round, config.train.rounds)
     return FlowerEngine(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
 
 
 def noise_of(settings: ServerConfig) -> dict[str, Any]:
-    """Return what of the privacy settings must stay over a run; the rest says how it is reported and when it ends."""
+    """Return the privacy settings that must stay as a run began; the others concern its report and its end."""
     return settings.privacy.model_dump(include={"mode", "clip_norm", "noise_multiplier"})
 
 
 def kept_config(folder: Path, settings: ServerConfig) -> Config:
-    """Return the config that a run began with; what server.toml says of it otherwise by now does not count."""
+    """Return the config that a run began with; later changes to what is trained do not count."""
     kept = Run(folder).config
     if kept.train != settings.run_config().train:
-        LOG.warning("the run in '%s' goes on as it began; its config.toml counts, not the changed one", folder)
+        LOG.warning(
+            "the run in '%s' goes on by its config.toml, as it began; what has changed since does not count", folder
+        )
     return kept
 
 
 def make_roster(grid: Grid, settings: ServerConfig, config: Config, run: str) -> Roster:
-    """Return the roster of all that may take part, with nobody on it yet."""
+    """Return a roster for the sites that may take part; none of them is on it yet."""
     sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
     question = RecordDict({ASSIGNMENT: Assignment(config, run).to_record()})
     return Roster(grid, sites, question, settings.deadline)
 
 
 def gather(roster: Roster, settings: ServerConfig) -> None:
-    """Wait until all sites are there, or as long as configured, and refuse to start with too few."""
+    """Wait for all sites, at most as long as configured, and refuse to start with too few."""
     at_first = min(TELL, settings.wait)
     roster.wait_for(roster.sites, len(roster.sites), at_first)
     if late := roster.absent(roster.sites):
@@ -200,6 +204,6 @@ def gather(roster: Roster, settings: ServerConfig) -> None:
     if found < settings.min_sites:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
         raise RunFailedError(
-            f"{found} of at least {settings.min_sites} sites are there after {settings.wait:g} s "
-            f"({reasons}); start them, and run again"
+            f"{found} of at least {settings.min_sites} sites are connected after {settings.wait:g} s "
+            f"({reasons}); start the others, and run again"
         )

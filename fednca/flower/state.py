@@ -1,11 +1,11 @@
-"""What a method keeps at a site (SCAFFOLD's control, FedCurv's curvature): files, since Flower's `context.state` lives
-in the SuperNode's memory and is gone when it restarts.
+"""What a method keeps at a site (SCAFFOLD's control, FedCurv's curvature), as files: Flower's `context.state` lives in
+the SuperNode's memory and is lost when it restarts.
 
-The server says which version counts: the one after the last round in which it took the site's update. A round that is
-done again after a restart of the server, or whose update came too late, then starts from where it started before.
+The server says which version counts: the one after the last round in which it used the site's update. So a site starts
+from the same state again when the server repeats a round, or when the site's last update came too late.
 
-Each run has a folder of its own, named by its id; when a run begins, all but the latest others are removed.
-What tells whether the site's data are still the same lies beside it, and stays.
+Each run has a folder of its own, named by the run's id; a new run removes all but the latest others. The digest by
+which a site notices that its data have changed lies beside that folder and stays.
 """
 
 import os
@@ -25,7 +25,7 @@ RUN = re.compile("[0-9a-f]{16}")  # a run's id, and the name of its folder
 
 
 def load_state(folder: Path, number: int) -> Tensors | None:
-    """Return the state after round `number`; none before the first one, None where it should be there and is not."""
+    """Return the state after round `number`: an empty one before the first round, None if its file is lost."""
     path = _path(folder, number)
     if not number:
         return {}
@@ -33,7 +33,7 @@ def load_state(folder: Path, number: int) -> Tensors | None:
 
 
 def save_state(folder: Path, number: int, accepted: int, state: Tensors) -> None:
-    """Write the state after round `number` beside the one that it came from, and forget older and disowned ones."""
+    """Write the state after round `number`, keep the one after round `accepted`, and delete all others."""
     if not state:
         return
     with explain_write(folder):
@@ -49,16 +49,16 @@ def save_state(folder: Path, number: int, accepted: int, state: Tensors) -> None
 
 @contextmanager
 def unchanged(folder: Path, data: str) -> Iterator[None]:
-    """Note the digest of a site's data after its first work for a run, and refuse to work with others later.
+    """Note a digest of the site's data after its first work for a run, and refuse to work on other data later.
 
-    Dealt anew after a row more or less, images that were for test would be trained on.
+    One row more or less may reshuffle the splits, and the site would train on images that were for test.
     """
     path = folder.with_suffix(".data")
     check_writable(path.parent)
     known = path.exists()
     if known and path.read_text() != data:
         raise ChangedDataError(
-            "the images, classes, labels or splits of this site are not those that it began this run with; "
+            "the images, classes, labels or splits of this site have changed since it began this run; "
             "put table and site.toml back as they were, or begin a new run"
         )
     yield
@@ -69,14 +69,14 @@ def unchanged(folder: Path, data: str) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder in which, or as which, nothing can be written."""
+    """Refuse a folder in which nothing can be written, or that cannot be made."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise FedncaError(f"folder '{folder}' cannot be written; let the node do so, or name another as `state`")
+        raise FedncaError(f"folder '{folder}' cannot be written; give the node permission, or name another as `state`")
 
 
 def forget_runs(folder: Path, keep: int) -> None:
-    """Remove the states of all runs in a folder but those that were changed last."""
+    """Remove the states of all runs in a folder, except of those that changed last."""
     runs = [path for path in folder.glob("*") if RUN.fullmatch(path.name) and path.is_dir()]
     for path in sorted(runs, key=lambda run: run.stat().st_mtime)[: max(0, len(runs) - keep)]:
         shutil.rmtree(path)

@@ -1,8 +1,11 @@
 """What leaves a site and how many bytes it is, measured on the records that a site would send for blank images."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord
+from torch import nn
 
 from fednca.base.devices import cpu_threads
 from fednca.base.errors import FedncaError
@@ -12,7 +15,7 @@ from fednca.flower.checks import blank_shard, rehearse, rehearse_closing
 from fednca.flower.records import count_bytes, to_arrays
 from fednca.measures.thresholds import score_histograms
 from fednca.methods import create_method
-from fednca.methods.contract import Server, Tensors
+from fednca.methods.contract import Method, Server, Tensors
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,7 @@ def what_leaves(config: Config, classes: int) -> list[Sent]:
         method = replace(method, learner=method.learner.sketch())
         model = build_model(config, method, names, pretrained="none")
         result = rehearse(config, method, model, classes)
-        sums = {}
-        if method.closing is not None:
-            asked = next(method.closing.close(Server(model.state_dict())))
-            sums = rehearse_closing(config, method, model, classes, asked)
+        exchanges = [] if method.closing is None else list(closing_sums(config, method, model, classes))
     every = config.evaluate.every
     judged = "every round" if every == 1 else f"every {every} rounds, and the last"
     update, shard = result.update, blank_shard(config, classes)
@@ -57,11 +57,23 @@ def what_leaves(config: Config, classes: int) -> list[Sent]:
         Sent("every round", "counts: images, local steps, whether the site has lost what the method keeps there"),
         Sent("every round", f"mean of each term of the local loss: {', '.join(result.losses)}"),
     ]
-    if sums:
+    for sums in exchanges:
         found.append(measured(judged, f"sums for the method's closing step: {', '.join(sums)}", sums))
     withheld = f"; counts below {config.calibrate.min_count} withheld" if config.calibrate.min_count else ""
     bins = f"histograms of each class's scores on val and test images ({config.calibrate.bins} bins{withheld})"
     return [*found, measured(judged, bins, histograms), Sent("after an error", "its kind, not its text")]
+
+
+def closing_sums(config: Config, method: Method, model: nn.Module, classes: int) -> Iterator[Tensors]:
+    """Yield what a site sends in each exchange of the closing, where all there is are blank images."""
+    assert method.closing is not None
+    exchanges = method.closing.close(Server(model.state_dict()))
+    asked = next(exchanges)
+    with suppress(StopIteration):
+        while True:
+            sums = rehearse_closing(config, method, model, classes, asked)
+            yield sums
+            asked = exchanges.send(sums)
 
 
 def measured(when: str, what: str, tensors: Tensors) -> Sent:

@@ -9,44 +9,7 @@ captured. So numbers that depend on the batch are listed as FIXED, which keeps t
 and `warm_up` launches each kernel once before a capture. Maps lie channels last in memory: a row of C values per pixel.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from fednca.kernels.fusion import Plan, accelerate, available, watch
+from fednca.kernels.layers import FusedStem
 
-from fednca.kernels.fusion import Plan, accelerate, available, watch, works
-from fednca.kernels.layers import ALIGNMENT, DEVICE, DTYPES, FusedStem, gatherable
-
-if TYPE_CHECKING:
-    from fednca.kernels.adamw import AdamW, address_of
-    from fednca.kernels.adamw import warm_up as warm_up_adamw
-    from fednca.kernels.gathering import gather
-
-__all__ = [
-    "ALIGNMENT",
-    "DEVICE",
-    "DTYPES",
-    "AdamW",
-    "FusedStem",
-    "Plan",
-    "accelerate",
-    "address_of",
-    "available",
-    "gather",
-    "gatherable",
-    "warm_up_adamw",
-    "watch",
-    "works",
-]
-
-_NEED_TRITON = {
-    "AdamW": ("adamw", "AdamW"),
-    "address_of": ("adamw", "address_of"),
-    "warm_up_adamw": ("adamw", "warm_up"),
-    "gather": ("gathering", "gather"),
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _NEED_TRITON:
-        raise AttributeError(f"module 'fednca.kernels' has no attribute {name!r}")
-    file, attribute = _NEED_TRITON[name]
-    return getattr(import_module(f"fednca.kernels.{file}"), attribute)
+__all__ = ["FusedStem", "Plan", "accelerate", "available", "watch"]

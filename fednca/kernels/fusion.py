@@ -45,9 +45,9 @@ def available() -> bool:
         return False
 
     def compile_smallest() -> None:
-        from fednca.kernels.gathering import warm_up
+        from fednca.kernels.pooling import warm_up
 
-        warm_up(1, 1, torch.device("cuda", torch.cuda.current_device()))
+        warm_up(8, torch.float32, torch.device("cuda", torch.cuda.current_device()))
 
     return works(compile_smallest)
 

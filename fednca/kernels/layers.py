@@ -4,9 +4,6 @@ Each is a class that a module of torch is turned into (see `fuse`). It decides i
 is: the same model may be given another type, or a map with another layout in memory, that no kernel was compiled for.
 """
 
-import math
-from typing import TypeGuard
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -135,22 +132,6 @@ def only_evaluated(module: nn.Module, *inputs: Tensor | None) -> bool:
     sources = (*inputs, *module.parameters())
     wanted = torch.is_grad_enabled() and any(source is not None and source.requires_grad for source in sources)
     return not (module.training or wanted)
-
-
-def gatherable(pixels: object, rows: Tensor, mean: Tensor) -> TypeGuard[Tensor]:
-    """Return whether the kernel can take images, rows of a uint8 array (N, H, W, 3), from where they lie in memory."""
-    return (
-        isinstance(pixels, Tensor)
-        and pixels.device.type == DEVICE
-        and pixels.device == rows.device == mean.device
-        and (pixels.dtype, rows.dtype, mean.dtype) == (torch.uint8, torch.int64, torch.float32)
-        and pixels.ndim == 4
-        and pixels.shape[3] == 3
-        and 0 < len(rows) * math.prod(pixels.shape[1:]) <= LARGEST
-        and pixels.is_contiguous()
-        and rows.is_contiguous()
-        and pixels.data_ptr() % ALIGNMENT == 0
-    )
 
 
 def stem_usable(images: Tensor, weight: Tensor) -> bool:

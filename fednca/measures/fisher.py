@@ -29,7 +29,7 @@ Squares = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # of a layer
 
 
 def fisher_sums(losses: Losses, model: nn.Module, trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:
-    """Return the sums over a batch of the squared per-sample gradients of a loss, by name of trained weight."""
+    """Return each trained weight's squared per-sample gradients of a loss, summed over a batch, by name."""
     model.eval()  # BatchNorm would mix the samples
     weights = {name: weight.detach() for name, weight in trained.items()}
     totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -68,7 +68,8 @@ def add_by_samples(
 
     gradients = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
     at_once = min(MOST, max(1, HELD // sum(weight.numel() for weight in weights.values())))
-    with plain_attention():
+    # In float32: BatchNorm in bf16 cannot be mapped over samples on a CPU, and squares want the digits.
+    with plain_attention(), torch.autocast(images.device.type, enabled=False):
         for some in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
             for name, each in gradients(weights, *some).items():
                 totals[name] += each.square().sum(0)
@@ -91,7 +92,7 @@ def plain_attention() -> Iterator[None]:
 
 
 def layers_suffice(model: nn.Module, weights: Tensors) -> bool:
-    """Whether all trained weights are those of layers that can square their own gradients."""
+    """Return whether all trained weights belong to layers that can square their own gradients."""
     return isinstance(model, Classifier) and all(squares_of(layer) for layer in trained_layers(model, weights).values())
 
 
@@ -169,14 +170,14 @@ def add_by_layers(
 ) -> None:
     """Add the squared gradients of a batch's samples layer by layer, in one backward pass over the batch."""
     calls: list[str] = []
-    first: list[Tensor] = []  # what is before or behind layers with nothing trained before them
+    first: list[Tensor] = []  # outputs of the layers that have no trained layer before them
 
     def call(path: str, layer: nn.Module, forward: Forward, x: Tensor) -> Tensor:
         calls.append(path)
         output = forward(x)
         if not output.requires_grad:
             first.append(output.requires_grad_())
-            output = output.clone()  # which may be overwritten
+            output = output.clone()  # the model may overwrite this one
         x, version, squares = x.detach(), x._version, squares_of(layer)
         assert squares is not None
 
@@ -234,5 +235,5 @@ class Given(nn.Module):
         self.output = output
 
     def forward(self, images: Tensor) -> Output:
-        """Return it."""
+        """Return the known output."""
         return self.output

@@ -15,7 +15,7 @@ class Centralized(Rule):
 METHOD = Method(
     "centralized",
     About(
-        summary="All training images in one place, one optimiser over all rounds: the bar for federated methods.",
+        summary="All training images in one place, one optimiser for all rounds: what federations are compared with.",
         paper="no federation",
         formula="w ← argmin_w Σ_i BCE(x_i, y_i; w)",
         state="optimiser",

@@ -1,11 +1,11 @@
 """The contract of a federated method: a learner, a rule and a closing.
 
 A learner says what a client learns: the head on the encoder, the local loss, how logits become probabilities. A rule
-says what clients and server keep, add, correct, upload and average. A closing says what clients add up once training
-is over, in one exchange or several, and what the server makes of the sums. Each part is a frozen set of options; a
-method names three of them, and any part may be replaced by another method's.
+says what clients and server keep, add, correct, upload and average. A closing says what clients add up after training,
+in one exchange or several, and what the server computes from the totals. Each part is a frozen set of options. A
+method names its parts, and another method's learner or closing can replace its own.
 
-What travels is always a flat `dict[str, Tensor]`. Parts know no engine: everything they may look at is passed in.
+Clients and server exchange only `dict[str, Tensor]`. Parts know nothing of engines: they are given all they may use.
 Images are (B, 3, H, W), normalised; labels are (B, C): 1, 0, or -1 for unknown.
 """
 
@@ -25,6 +25,7 @@ from fednca.measures.losses import CRITERIA
 from fednca.models.heads import Head
 
 Tensors = dict[str, Tensor]
+"""Tensors by name: weights, updates, sums."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,16 @@ class Local:
     samples: int = 0  # images of the client
 
     def rand(self, samples: int, *shape: int) -> Tensor:
-        """Draw uniform numbers (B, …) for a batch, on the CPU; whatever a loss draws, it draws here, in every step."""
+        """Draw uniform numbers (B, …) on the CPU; a loss must draw all random numbers here, as many in every step."""
         return torch.rand(samples, *shape, generator=self.rng)
 
     def losses(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensors:
-        """Return the terms of the learner's loss of a model on a batch."""
+        """Return the terms of the learner's loss for a model and a batch."""
         return self.learner.losses(model, images, labels, self)
 
     @cached_property
     def weights(self) -> Tensors:
-        """The trainable parameters, live: what penalties and corrections act on (never buffers)."""
+        """The model's own trainable parameters, without buffers; penalties and corrections act on these."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @cached_property
@@ -87,27 +88,27 @@ class Learner(Options):
     """What a client learns; the fields of a subclass are its options."""
 
     own_loss: ClassVar[bool] = False  # its loss is fixed, and `criterion` cannot replace it
-    clip_norm: ClassVar[float | None] = None  # largest gradient norm where the config leaves it open
+    clip_norm: ClassVar[float | None] = None  # largest gradient norm, if the config sets none
 
     criterion: Literal["bce", "balanced", "asl"] | None = None
-    """Take this in place of BCE: BCE itself, class-balanced BCE, or the asymmetric loss."""
+    """Loss in place of the learner's own BCE: plain BCE, class-balanced BCE, or the asymmetric loss."""
 
     @property
     def betas(self) -> tuple[float, float] | None:
-        """AdamW's betas where the config leaves them open."""
+        """AdamW's betas, if the config sets none."""
         return None
 
     @property
     def note(self) -> str:
-        """What must be said wherever results of this learner are shown."""
+        """A remark to show with every result of this learner, or nothing."""
         return ""
 
     def decided(self, pretrained: bool) -> Self:
-        """Return the learner with every option that was left open decided, and refuse what does not go together."""
+        """Return the learner with its open options set; refuse options that do not fit together."""
         return self
 
     def sketch(self) -> Self:
-        """Return a learner whose head has the same shapes and needs no file; a saved model fills in its constants."""
+        """Return a learner whose head has the same shapes but needs no file; a saved model brings its own constants."""
         return self
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
@@ -115,11 +116,11 @@ class Learner(Options):
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return BCE, or what replaces it: logits (B, C), labels (B, C) → ()."""
+        """Return BCE, or the loss that replaces it: logits (B, C), labels (B, C) → ()."""
         return CRITERIA[self.criterion or "bce"](logits, labels)
 
     def losses(self, model: nn.Module, images: Tensor, labels: Tensor, local: Local) -> Tensors:
-        """Return the weighted terms of the local loss on a batch; their sum is minimised."""
+        """Return the weighted terms of the local loss on a batch; training minimises their sum."""
         return {"bce": self.loss(model(images).logits, labels)}
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -128,17 +129,16 @@ class Learner(Options):
 
 
 class Rule(Options):
-    """How clients and server work together; as it stands, plain averaging.
+    """How clients and server work together; this base class averages the updates.
 
-    An engine must know three things before it trains, so they are data: `corrects` where `correct` does something,
-    `adds_up` where `finish` needs sums over the client's images, and `copies`, how many tensors of each trainable
-    weight's size `finish` uploads (differential privacy refuses any).
+    An engine must know two things before it trains, so they are class variables: `adds_up` if `finish` needs sums over
+    the client's images, and `copies`, the number of tensors of each trainable weight's size that `finish` uploads
+    (differential privacy allows none).
     """
 
-    corrects: ClassVar[bool] = False
     adds_up: ClassVar[bool] = False
     copies: ClassVar[int] = 0
-    centralized: ClassVar[bool] = False  # one client with all images that keeps its optimiser's state
+    centralized: ClassVar[bool] = False  # one client has all images and keeps its optimiser's state
 
     # -- at the client -------------------------------------------------------------------------------------------------
 
@@ -147,22 +147,22 @@ class Rule(Options):
         return {}
 
     def penalties(self, local: Local) -> Tensors:
-        """Return further terms of the local loss that depend on the weights alone."""
+        """Return further terms of the local loss, which depend on the weights only."""
         return {}
 
     def correct(self, local: Local) -> None:
         """Change the weights in place after an optimiser step."""
 
     def sums(self, local: Local, images: Tensor, labels: Tensor) -> Tensors:
-        """Return a batch's part of what `finish` is given: sums over the client's images.
+        """Return a batch's part of the sums over the client's images that `finish` receives.
 
-        It may read the model, the weights, the client's state and what was received or begun with; not who the client
-        is, nor the round, nor how many steps and images there were: a GPU replays what it did for the first client.
+        It may read the local model, weights, `state`, `start` and `received`, but not the client, round, steps or
+        samples: on a GPU, what it did for the first client is replayed for all others.
         """
         return {}
 
     def finish(self, local: Local, sums: Tensors) -> Tensors:
-        """Return what a client uploads beside its weights, and update `local.state`."""
+        """Update `local.state`, and return what the client uploads besides its weights."""
         return {}
 
     # -- at the server -------------------------------------------------------------------------------------------------
@@ -172,37 +172,38 @@ class Rule(Options):
         return {}
 
     def send(self, server: Server) -> Tensors:
-        """Return what the server sends beside the weights."""
+        """Return what the server sends besides the weights."""
         return {}
 
     def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
-        """Make the next server from the round's updates (in order of client) and their shares (which add up to 1).
+        """Return the next server from the round's updates (ordered by client) and their shares (which add up to 1).
 
-        clients: how many the federation has, whoever took part.
+        clients: the number of clients in the federation, whether or not they took part.
         """
         return Server(average([update.weights for update in updates], shares), server.state)
 
 
-Exchanges = Generator[Tensors, Tensors, Server]  # yields what clients are sent, receives the total of their sums
+Exchanges = Generator[Tensors, Tensors, Server]
+"""Yields what to send to the clients, receives the total of their sums, and returns the final server."""
 
 
 class Closing(Options):
-    """What is computed from all clients' images once the weights are trained."""
+    """What is computed from all clients' images after training."""
 
-    needs: ClassVar[type[Learner]] = Learner  # whose models it can close
+    needs: ClassVar[type[Learner]] = Learner  # the learners it works with
 
     def sums(self, model: nn.Module, images: Tensor, labels: Tensor, asked: Tensors) -> Tensors:
         """Return a batch's part of a client's sums; `model` holds the trained weights, `asked` what the server sent."""
         raise NotImplementedError
 
     def close(self, server: Server) -> Exchanges:
-        """Yield what each exchange sends, take the total of all clients' sums, and return the final server."""
+        """Yield what each exchange sends, receive the total of all clients' sums, and return the final server."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class About:
-    """What a method changes against FedAvg, for tables and documentation."""
+    """What a method changes compared with FedAvg, for tables and documentation."""
 
     summary: str
     paper: str
@@ -215,7 +216,7 @@ class About:
 
 @dataclass(frozen=True)
 class Method:
-    """A learner, a rule and perhaps a closing, under the name of the paper that brings them together."""
+    """A learner, a rule and perhaps a closing, under the name of the paper that combines them."""
 
     name: str
     about: About
@@ -224,11 +225,12 @@ class Method:
     closing: Closing | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a closing that cannot close the learner's models."""
+        """Refuse a closing that does not work with the learner."""
         if self.closing is not None and not isinstance(self.learner, self.closing.needs):
             raise FedncaError(
-                f"the closing of '{self.name}' replaces the classifier of its own learner, and another learner has "
-                "none such; leave the learner or the closing out (`--closing none`)"
+                f"the closing {type(self.closing).__name__} of method '{self.name}' needs a "
+                f"{self.closing.needs.__name__} and does not work with a {type(self.learner).__name__}; "
+                "choose another learner, or no closing (`--closing none`)"
             )
 
     @property
@@ -239,13 +241,13 @@ class Method:
 
 
 def options_of(part: Options | type[Options]) -> list[str]:
-    """Return the names of a part's own options; `criterion`, which every learner has, is set beside them."""
+    """Return the names of a part's own options, without `criterion`, which has a setting of its own."""
     fields = (part if isinstance(part, type) else type(part)).model_fields
     return [name for name in fields if name != "criterion"]
 
 
 class _WithGradients(torch.autograd.Function):
-    """Passes a value on, and multiplies the gradients that were given with it."""
+    """Passes a value on; in the backward pass, scales the gradients that came with it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *weights: Tensor) -> Tensor:  # noqa: ANN401
@@ -258,13 +260,13 @@ class _WithGradients(torch.autograd.Function):
 
 
 def with_gradients(value: Tensor, gradients: Sequence[Tensor], weights: Tensors) -> Tensor:
-    """Return a value () whose gradients by the weights are known, so that they need not be derived from it."""
+    """Return a value () with known gradients with respect to the weights, which autograd need not compute again."""
     found: Tensor = _WithGradients.apply(value, gradients, *weights.values())
     return found
 
 
 def average(weights: list[Tensors], shares: list[float]) -> Tensors:
-    """Average clients' tensors; sums run in float64 so that equal inputs stay equal, and counters take the maximum.
+    """Average clients' tensors; sums are in float64, so that equal inputs stay equal; of counters, take the maximum.
 
     >>> average([{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}], [0.5, 0.5])
     {'w': tensor([2.])}

@@ -9,10 +9,10 @@ from fednca.methods.fedavg import LinearLearner
 
 
 class ServerAdam(Rule):
-    """An Adam step along the averaged change, without bias correction; all defaults are the paper's but the rate."""
+    """An Adam step along the clients' average change, without bias correction; all defaults but η are the paper's."""
 
     server_lr: float = Field(default=0.01, gt=0, allow_inf_nan=False)
-    """Server learning rate η, the order of a weight's largest change in a round; the paper tunes it by task."""
+    """Learning rate η of the server: roughly the largest change of a weight in a round; the paper tunes it by task."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay β1: the share of the running mean of the changes that each round keeps."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
@@ -31,7 +31,7 @@ class ServerAdam(Rule):
         return self.beta2 * v + (1 - self.beta2) * square
 
     def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
-        """Average everything, then replace the average of each trainable weight by the server's step towards it."""
+        """Average everything, then move each trainable weight by an Adam step in place of going to its average."""
         weights = super().combine(server, updates, shares, clients).weights
         state: Tensors = {}
         for name in [path.removeprefix("m/") for path in server.state if path.startswith("m/")]:
@@ -46,7 +46,7 @@ class ServerAdam(Rule):
 METHOD = Method(
     "fedadam",
     About(
-        summary="FedAvg whose server takes an Adam step along the averaged change of the weights.",
+        summary="FedAvg, but the server applies Adam (without bias correction) to the clients' average change.",
         paper="Reddi et al., 2021",
         formula="Δ = Σ_k w_k / K - w; m ← β1·m + (1-β1)·Δ; v ← β2·v + (1-β2)·Δ²; w ← w + η·m/(√v + τ)",
         state="m, v",

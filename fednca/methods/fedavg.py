@@ -8,7 +8,7 @@ class LinearLearner(Learner):
     """BCE on the globally pooled feature."""
 
     head: str = "linear"
-    """`linear`, one layer as in the paper; `mlp`, the two layers of the authors' code; or `package.module:Name`."""
+    """`linear`: one layer, as in FedNCA-ML's paper; `mlp`: two, as in its authors' code; or `package.module:Name`."""
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
         """Build the chosen head."""
@@ -18,7 +18,7 @@ class LinearLearner(Learner):
 METHOD = Method(
     "fedavg",
     About(
-        summary="Local training on BCE with a linear head, weights and buffers averaged.",
+        summary="Clients train on BCE with a linear head, and the server averages their weights and buffers.",
         paper="McMahan et al., 2017",
         formula="w ← Σ_k w_k / K",
     ),

@@ -1,4 +1,4 @@
-"""FedAvg on the asymmetric loss (Ridnik et al., 2021), which turns down the many easy negatives."""
+"""FedAvg on the asymmetric loss (Ridnik et al., 2021), in which the many easy negatives count less."""
 
 from typing import ClassVar
 
@@ -37,7 +37,7 @@ class AsymmetricLearner(LinearLearner):
 METHOD = Method(
     "fedavg-asl",
     About(
-        summary="FedAvg whose loss counts easy negatives less and the easiest not at all.",
+        summary="FedAvg with the asymmetric loss: easy negatives count less, and the easiest not at all.",
         paper="Ridnik et al., 2021",
         objective="asymmetric loss",
         formula="L = -y·(1-p)^γ₊·log p - (1-y)·q^γ₋·log(1-q), q = max(p - clip, 0); w ← Σ_k w_k / K",

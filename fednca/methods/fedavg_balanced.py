@@ -22,7 +22,7 @@ class BalancedLearner(LinearLearner):
 METHOD = Method(
     "fedavg-balanced",
     About(
-        summary="FedAvg whose BCE averages positives and negatives separately.",
+        summary="FedAvg with a BCE in which positives and negatives weigh the same, however rare the positives are.",
         paper="McMahan et al., 2017",
         objective="class-balanced BCE",
         formula="L = ½·mean_{y=1} -log σ(a) + ½·mean_{y=0} -log(1 - σ(a)); w ← Σ_k w_k / K",

@@ -8,9 +8,9 @@ from fednca.methods.fedavg import LinearLearner
 
 
 class ServerMomentum(Rule):
-    """A step of SGD with momentum along the averaged change; a learning rate of 1 without momentum is FedAvg.
+    """A step of SGD with momentum along the clients' average change; at a learning rate of 1 and no momentum, FedAvg.
 
-    Buffers have no momentum, which could make a variance negative, and go at most all the way to their average.
+    Buffers get no momentum, which could make a variance negative; they move to their average at most.
     """
 
     server_lr: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -23,7 +23,7 @@ class ServerMomentum(Rule):
         return {f"m/{name}": torch.zeros_like(weight) for name, weight in weights.items()}
 
     def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
-        """Average everything, and go along with what momentum and learning rate say."""
+        """Average everything, then move trainable weights by a step with momentum, and buffers towards the average."""
         lr, before = self.server_lr, server.weights
         weights = dict(super().combine(server, updates, shares, clients).weights)
         state: Tensors = {}
@@ -40,7 +40,7 @@ class ServerMomentum(Rule):
 METHOD = Method(
     "fedavgm",
     About(
-        summary="FedAvg whose server takes a step of SGD with momentum along the averaged change of the weights.",
+        summary="FedAvg, but the server applies SGD with momentum to the clients' average change of the weights.",
         paper="Hsu et al., 2019",
         formula="Δ = Σ_k w_k / K - w; m ← β·m + Δ; w ← w + η·m",
         state="m",

@@ -1,11 +1,11 @@
-"""FedCurv (Shoham et al., 2019): clients keep the weights that matter to the others, by the others' Fisher diagonals.
+"""FedCurv (Shoham et al., 2019): clients hardly change weights that matter to others, by the others' Fisher diagonals.
 
 With u_j the Fisher diagonal of client j at its own weights w_j, v_j = u_j·w_j, and U, V their sums over j, the penalty
 on client k is λ·Σ_{j≠k} (w - w_j)ᵀ diag(u_j) (w - w_j) = λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)] + terms without w,
 which are left out: the reported loss may be negative.
 
 The Fisher diagonal is the empirical one: the mean over a client's samples of the squared per-sample gradients of its
-local loss, with the true labels, in evaluation mode. Where that loss is a mean over C classes the Fisher shrinks with
+local loss, with the true labels, in evaluation mode. If that loss is a mean over C classes, the Fisher shrinks with
 1/C², so the same λ weighs less the more classes there are.
 """
 
@@ -22,7 +22,7 @@ from fednca.methods.fedavg import LinearLearner
 
 
 class OthersCurvature(Rule):
-    """A penalty on leaving the other clients' last weights, weighted by their Fisher information."""
+    """A penalty for moving away from the other clients' last weights, weighted by their Fisher information."""
 
     adds_up: ClassVar[bool] = True
     copies: ClassVar[int] = 2
@@ -37,8 +37,8 @@ class OthersCurvature(Rule):
     def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return zeros in place of every client's first upload.
 
-        The server keeps all of them: U and V alone, moved by what changed, would keep the rounding of large Fisher
-        diagonals of early rounds beside the small ones of later rounds.
+        The server keeps every upload. If it only added changes to U and V, these would keep the rounding errors of
+        early rounds, whose Fisher diagonals are large, next to the small ones of later rounds.
         """
         zeros = self.start_client(weights)
         return {f"{k}/{name}": zero for k in range(clients) for name, zero in zeros.items()}
@@ -72,11 +72,11 @@ class OthersCurvature(Rule):
         return fisher_sums(local.losses, local.model, local.weights, images, labels)
 
     def finish(self, local: Local, sums: Tensors) -> Tensors:
-        """Renew and return u_k and v_k."""
+        """Compute u_k and v_k from this round, keep them and return copies."""
         for name, total in sums.items():
             u = total / local.samples
             local.state |= {f"u/{name}": u, f"v/{name}": u * local.weights[name].detach()}
-        return {name: tensor.clone() for name, tensor in local.state.items()}  # client and server keep their own
+        return {name: tensor.clone() for name, tensor in local.state.items()}  # so that client and server share none
 
     def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
         """Average the weights, and keep each client's last upload."""
@@ -87,9 +87,9 @@ class OthersCurvature(Rule):
 METHOD = Method(
     "fedcurv",
     About(
-        summary="FedAvg with a penalty on leaving the other clients' last weights, weighted by their Fisher information.",
+        summary="FedAvg with a penalty for changing weights that matter to other clients, by their Fisher information.",
         paper="Shoham et al., 2019",
-        objective="BCE + others' curvature",
+        objective="BCE + curvature penalty",
         formula="L = BCE + λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]; u_k = Fisher, v_k = u_k·w_k; w ← Σ_k w_k / K",
         state="u_k, v_k",
     ),

@@ -1,6 +1,6 @@
 """FedETF (Li et al., 2023): cosines of the pooled feature with a fixed simplex ETF, times a learnable scale.
 
-The paper trains a single-label softmax; here each class has its own sigmoid, under the same head.
+The paper trains a single-label softmax; here each class has its own sigmoid, with the same head.
 """
 
 from pydantic import Field
@@ -27,7 +27,7 @@ class CosineLearner(Learner):
 METHOD = Method(
     "fedetf",
     About(
-        summary="BCE on scaled cosines with a fixed simplex ETF, weights averaged.",
+        summary="BCE on scaled cosines of a feature with fixed class vectors that lie as far apart as possible (ETF).",
         paper="Li et al., 2023",
         head="unit feature + fixed class vectors (ETF)",
         formula="ŷ_c = σ(s·z·m_c), z = f/‖f‖, s learnable; w ← Σ_k w_k / K",

@@ -1,9 +1,9 @@
 """FedLGT (Liu et al., 2024): a transformer over image and label tokens, whose label tokens are frozen text embeddings.
 
-Training reveals some of a sample's labels through their tokens and asks for the others, so that label dependencies are
-learnt; at test time nothing is revealed. As in C-Tran, how many are revealed is drawn for each sample. Client-aware
-masking hides a revealed label again wherever the global model is undecided about it. The decision is made for each
-label of each sample, throughout the batch (the authors' code looks at a batch's first sample only).
+Training reveals some of an image's labels through their tokens and asks for the others, so that the model learns how
+labels depend on each other; at test time nothing is revealed. As in C-Tran, how many labels are revealed is random for
+each image. Client-aware masking hides a revealed label again if the global model is undecided about it. This is decided
+for each label of each image of a batch (the authors' code looks at a batch's first image only).
 """
 
 from collections.abc import Callable
@@ -46,15 +46,15 @@ class LabelTransformerLearner(Learner):
 
     @property
     def note(self) -> str:
-        """Name where the text rows are from."""
+        """Say where the text vectors come from."""
         return f"text table: {origin(self.text)}"
 
     def decided(self, pretrained: bool) -> Self:
-        """Decide which text table `auto` stands for."""
+        """Replace the text table `auto` by what it means on this machine."""
         return self.model_copy(update={"text": resolve_source(self.text)})
 
     def sketch(self) -> Self:
-        """Take random rows in place of a text table."""
+        """Return a learner with random vectors in place of a text table."""
         return self.model_copy(update={"text": "random"})
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
@@ -77,7 +77,7 @@ class LabelTransformerLearner(Learner):
 
 
 def draw_revealed(labels: Tensor, most: float, rand: Callable[..., Tensor]) -> Tensor:
-    """Choose which known labels (B, C) to reveal: n of a sample's k, with n uniform in 0 … ⌊most·k⌋."""
+    """Choose which known labels (B, C) to reveal: n of an image's k, with n uniform in 0 … ⌊most·k⌋."""
     draws = rand(len(labels), labels.shape[1] + 1).to(labels.device)
     known = labels >= 0
     rank = draws[:, 1:].masked_fill(~known, 1).argsort(dim=1).argsort(dim=1)  # unknown labels come last
@@ -88,7 +88,7 @@ def draw_revealed(labels: Tensor, most: float, rand: Callable[..., Tensor]) -> T
 METHOD = Method(
     "fedlgt",
     About(
-        summary="BCE on the hidden labels, given the image and the revealed ones, weights averaged.",
+        summary="A transformer over an image and its labels; training shows it some labels, it predicts the others.",
         paper="Liu et al., 2024",
         head="transformer over image and label tokens",
         objective="BCE on hidden labels",

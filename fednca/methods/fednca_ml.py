@@ -1,8 +1,8 @@
 """FedNCA-ML: one feature per class by attention, a fixed simplex ETF as classifier, two regularisers, plain averaging.
 
-`variant = "paper"` is what the paper's equations say, `"released"` what its authors' code computes. The rows of the
-component ablation are `fedavg`, `head = "etf"`, and `head = "ladm-etf"` with `lambda1` and `lambda2` at 0 or not; those
-of the query ablation are `queries` and `query_init` with both at 0.
+`variant = "paper"` computes what the paper's equations say, `"released"` what its authors' code does. The paper's
+component ablation compares `fedavg`, `head = "etf"`, and `head = "ladm-etf"` with `lambda1` and `lambda2` at 0 or not;
+its query ablation varies `queries` and `query_init` with both at 0.
 """
 
 from typing import Literal, Self
@@ -21,7 +21,7 @@ from fednca.models.heads import Head
 
 
 class FedNCAMLLearner(Learner):
-    """BCE and two regularisers on one attention feature per class; what is left out follows from variant and head."""
+    """BCE and two regularisers on one attention feature per class; variant and head set the defaults left open."""
 
     variant: Literal["paper", "released"] = "paper"
     """Compute what the paper's equations say, or what its authors' code does."""
@@ -48,11 +48,11 @@ class FedNCAMLLearner(Learner):
 
     @property
     def betas(self) -> tuple[float, float] | None:
-        """AdamW's betas as released."""
+        """AdamW's betas in the authors' code, for its variant."""
         return (0.9, 0.98) if self.variant == "released" else None
 
     def decided(self, pretrained: bool) -> Self:
-        """Choose the losses' weights and the variant's defaults."""
+        """Set λ1, λ2 and the position table if they are left open."""
         has_class_features = self.head == "ladm-etf"
         if not has_class_features and (self.lambda1 or self.lambda2):
             raise FedncaError(
@@ -83,7 +83,7 @@ class FedNCAMLLearner(Learner):
         return LADMHead(ladm, prototypes, affine=released, trainable=self.train_etf)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return BCE, in the released variant summed over classes."""
+        """Return BCE; the released variant sums it over classes."""
         summed = self.criterion is None and self.variant == "released"
         return bce_sum(logits, labels) if summed else super().loss(logits, labels)
 
@@ -111,9 +111,9 @@ def random_queries(num_classes: int, dim: int, seed: int) -> Tensor:
 METHOD = Method(
     "fednca-ml",
     About(
-        summary="One attention feature per class, a fixed simplex ETF as classifier, two regularisers, weights averaged.",
+        summary="One attention feature per class (LADM), compared with class vectors as far apart as possible (ETF).",
         paper="FedNCA-ML",
-        head="LADM + fixed ETF",
+        head="feature per class (LADM) + fixed class vectors (ETF)",
         objective="BCE + λ1·L_Neg + λ2·L_Pos",
         formula="ŷ_c = σ(h_c·m_c); L = BCE + λ1·L_Neg + λ2·L_Pos; w ← Σ_k w_k / K",
     ),

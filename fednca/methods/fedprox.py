@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020): FedAvg whose clients are held near the global weights by a quadratic penalty."""
+"""FedProx (Li et al., 2020): FedAvg with a quadratic penalty that keeps clients near the global weights."""
 
 import torch
 from pydantic import Field

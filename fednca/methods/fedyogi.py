@@ -8,7 +8,7 @@ from fednca.methods.fedavg import LinearLearner
 
 
 class ServerYogi(ServerAdam):
-    """Adam whose second moment moves towards the squared change by a step that does not depend on their distance."""
+    """Adam with Yogi's second moment v, which moves towards Δ² by steps of (1-β2)·Δ², however far away it is."""
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the next v from Δ²."""
@@ -18,7 +18,7 @@ class ServerYogi(ServerAdam):
 METHOD = Method(
     "fedyogi",
     About(
-        summary="FedAdam whose second moment moves by a step that does not depend on its distance from the change.",
+        summary="FedAdam with Yogi's second moment v, which moves towards Δ² by steps of (1-β2)·Δ², however far it is.",
         paper="Reddi et al., 2021",
         formula="Δ = Σ_k w_k / K - w; m ← β1·m + (1-β1)·Δ; v ← v - (1-β2)·Δ²·sign(v - Δ²); w ← w + η·m/(√v + τ)",
         state="m, v",

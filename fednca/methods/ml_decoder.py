@@ -1,6 +1,6 @@
 """FedAvg with a Query2Label / ML-Decoder head (Liu et al., 2021; Ridnik et al., 2023): attention without an ETF.
 
-It separates what FedNCA-ML owes to a feature per class from what it owes to the fixed ETF.
+It shows how much of FedNCA-ML's result comes from a feature per class, and how much from the fixed ETF.
 """
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from fednca.models.tokens import DecoderHead
 
 
 class DecoderLearner(Learner):
-    """BCE on one attention feature per class from learnable queries."""
+    """BCE on one attention feature per class, read by learnable queries and scored by learnable weights."""
 
     heads: int = Field(default=4, ge=1)
     """Number of attention heads."""
@@ -26,7 +26,7 @@ class DecoderLearner(Learner):
 METHOD = Method(
     "ml-decoder",
     About(
-        summary="BCE on one attention feature per class from learnable queries, weights averaged.",
+        summary="BCE on one attention feature per class, read by learnable queries and scored by learnable weights.",
         paper="Liu et al., 2021; Ridnik et al., 2023",
         head="class queries + decoder layer",
         formula="h = LN(q + Attn(q, F)), ŷ_c = σ(w_c·LN(h_c + FFN(h_c)) + b_c); w ← Σ_k w_k / K",

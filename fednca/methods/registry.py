@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from fednca.config.options import Options
     from fednca.methods.contract import Method
 
-NOT_METHODS = {"contract", "registry", "build"}
-NONE = "none"  # as a closing: none at all
+NOT_METHODS = {"contract", "registry"}
+NONE = "none"  # in place of a closing's name: no closing
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
 def method_names() -> list[str]:
-    """Return the names of all methods, without importing any."""
+    """Return the names of all methods without importing them."""
     modules = pkgutil.iter_modules([str(Path(__file__).parent)])
     own = [module.name.replace("_", "-") for module in modules if module.name not in NOT_METHODS]
     return sorted({*own, *plugin_names("methods")})
@@ -37,7 +37,7 @@ def find_method(name: str) -> "Method":
     found = find_plugin("methods", name)
     if found is not None:
         if not isinstance(found, Method):
-            raise FedncaError(f"'{name}' is a {type(found).__name__}; name a fednca.methods.contract.Method")
+            raise FedncaError(f"'{name}' is a {type(found).__name__}; name a fednca.methods.Method")
         return found
     if name not in method_names():
         raise unknown_name("method", name, method_names())
@@ -46,7 +46,7 @@ def find_method(name: str) -> "Method":
 
 
 def combine(chosen: "MethodConfig") -> "Method":
-    """Return the method with the learner and the closing that take the place of its own, all with their defaults."""
+    """Return the method with the chosen learner and closing in place of its own, all with their defaults."""
     method = find_method(chosen.name)
     learner, closing = method.learner, method.closing
     if chosen.learner is not None:
@@ -69,7 +69,7 @@ def combine(chosen: "MethodConfig") -> "Method":
 def option_owners(chosen: "MethodConfig") -> dict[str, list[str]]:
     """Return which parts the config's `options`, `learner_options` and `closing_options` belong to.
 
-    A part that another method's replaces has its options in a place of its own; the method's own parts share one.
+    The method's own parts share `options`; a learner or closing of another method has a place of its own.
     """
     own = ["learner"] if chosen.learner is None else []
     own += ["rule"]
@@ -80,7 +80,7 @@ def option_owners(chosen: "MethodConfig") -> dict[str, list[str]]:
 
 
 def create_method(config: "Config") -> "Method":
-    """Return the configured method: its parts with the config's options, and all that was left open decided."""
+    """Return the configured method: its parts with the config's options, and every open option set."""
     from fednca.methods.contract import options_of
 
     chosen = config.method
@@ -99,7 +99,7 @@ def create_method(config: "Config") -> "Method":
     for place in ("learner_options", "closing_options"):
         if getattr(chosen, place) and place not in option_owners(chosen):
             part = place.partition("_")[0]
-            raise FedncaError(f"method.{place} has options, and no --{part} is given that could read them")
+            raise FedncaError(f"method.{place} has options, but no other {part} is chosen to read them; add --{part}")
     learner = built["learner"]
     if chosen.criterion is not None:
         if learner.own_loss:

@@ -1,7 +1,7 @@
-"""SCAFFOLD (Karimireddy et al., 2020), option II: control variates take the clients' drift out of their updates.
+"""SCAFFOLD (Karimireddy et al., 2020), option II: control variates remove the clients' drift from their updates.
 
 A control is a mean update per step, divided by the learning rate. AdamW would rescale it if it were added to the
-gradient, so it is applied after the optimiser's step; under plain SGD the two are the same, the paper's rule.
+gradient, so it is applied after the optimiser's step. With plain SGD both give the paper's rule.
 """
 
 from typing import ClassVar
@@ -13,9 +13,8 @@ from fednca.methods.fedavg import LinearLearner
 
 
 class ControlVariates(Rule):
-    """Steps corrected by the difference between the server's and the client's mean update."""
+    """Each client step is corrected by the difference between the server's and the client's own mean update."""
 
-    corrects: ClassVar[bool] = True
     copies: ClassVar[int] = 1
 
     def start_client(self, weights: Tensors) -> Tensors:
@@ -36,7 +35,7 @@ class ControlVariates(Rule):
         torch._foreach_sub_(list(local.weights.values()), torch._foreach_sub(server, own), alpha=local.lr)
 
     def finish(self, local: Local, sums: Tensors) -> Tensors:
-        """Renew c_k and return its change c_k⁺ - c_k = (w_global - w_k)/(steps·lr) - c."""
+        """Set the next c_k and return its change c_k⁺ - c_k = (w_global - w_k)/(steps·lr) - c."""
         change = {
             name: (local.start[name] - weight.detach()) / (local.steps * local.lr) - local.received[name]
             for name, weight in local.weights.items()
@@ -45,7 +44,7 @@ class ControlVariates(Rule):
         return change
 
     def combine(self, server: Server, updates: list[Update], shares: list[float], clients: int) -> Server:
-        """Average the weights, and move c by the round's changes over the number of all clients, present or not."""
+        """Average the weights, and add to c the sum of the round's changes over the number of all clients."""
         change = average([update.extra for update in updates], [1 / clients] * len(updates))
         control = {name: c + change[name] for name, c in server.state.items()}
         return Server(super().combine(server, updates, shares, clients).weights, control)
@@ -54,7 +53,7 @@ class ControlVariates(Rule):
 METHOD = Method(
     "scaffold",
     About(
-        summary="FedAvg whose steps are corrected by the difference between the server's and the client's mean update.",
+        summary="FedAvg, but clients correct each step by the difference of the server's mean update and their own.",
         paper="Karimireddy et al., 2020",
         formula="w ← w - lr·(g + c - c_k); c_k⁺ = c_k - c + (w_global - w_k)/(steps·lr); c ← c + Σ_k (c_k⁺ - c_k) / K",
         state="c, c_k",

@@ -1,8 +1,8 @@
-"""SphereFed (Dong et al., 2022): unit features trained towards a fixed orthonormal classifier, calibrated at last.
+"""SphereFed (Dong et al., 2022): unit features trained towards fixed class vectors, then a closed-form classifier.
 
-The calibration is ridge regression of the multi-hot labels on the trained features: clients send sums of products, and
-the server solves for the classifier in closed form. An unknown label counts as absent in it, since its sums cannot
-leave out single pairs. Calibration is the method's closing: under another rule, add it with `--closing spherefed`.
+The classifier is a ridge regression of the labels on the trained features: clients send sums of products, and the
+server solves for it. An unknown label counts as absent, since the sums cannot leave out single pairs. This is the
+method's closing: under another rule, add it with `--closing spherefed`.
 """
 
 from typing import ClassVar, Literal
@@ -19,17 +19,17 @@ from fednca.models.heads import Head
 
 
 class SphereLearner(Learner):
-    """MSE of cosines with a fixed orthonormal classifier."""
+    """MSE of cosines with fixed orthonormal class vectors."""
 
     own_loss: ClassVar[bool] = True
 
     target: Literal["scaled", "shifted"] = "scaled"
-    """Cosines regress y/√|Y|, the nearest a unit feature comes to all of Y; or (cos+1)/2 regresses y, as released."""
+    """Train cosines towards y/√|Y| for |Y| labels, or (cos+1)/2 towards y as in the authors' code."""
     classifier_seed: int = Field(default=0, ge=0)
     """Seed of the fixed class vectors; the same for all clients, independent of the training seed."""
 
     def build_head(self, classes: tuple[str, ...], dim: int) -> Head:
-        """Build the orthonormal classifier; (W·z + 1)/2 is one too, so that its scores are what is regressed."""
+        """Build the orthonormal classifier; for `shifted`, its scores are (W·z + 1)/2, which is linear in z, too."""
         W = orthonormal_rows(len(classes), dim, self.classifier_seed, "sphere")
         return SphereHead(W, 0.0) if self.target == "scaled" else SphereHead(W / 2, 0.5)
 
@@ -43,17 +43,17 @@ class SphereLearner(Learner):
         return {"mse": ((scores - target).square() * known).sum() / known.sum().clamp(min=1)}
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Clip the scores, which are regressions of 0 and 1."""
+        """Clip the scores, which estimate 0 or 1."""
         return logits.clamp(0, 1)
 
 
 class ClosedForm(Closing):
-    """The classifier that regresses the labels on all clients' features, in one exchange."""
+    """Ridge regression of the labels on all clients' features, in one exchange."""
 
     needs: ClassVar[type[Learner]] = SphereLearner
 
     ridge: float = Field(default=1e-3, ge=1e-10, allow_inf_nan=False)
-    """ε of the closing calibration, beside eigenvalues that add up to the number of images."""
+    """ε of the closed-form classifier; the eigenvalues it is added to sum to the number of images."""
 
     def sums(self, model: nn.Module, images: Tensor, labels: Tensor, asked: Tensors) -> Tensors:
         """Return a batch's part of V_k = Σ zzᵀ (d, d) and U_k = Σ zyᵀ (d, C), in float64."""
@@ -80,12 +80,12 @@ class ClosedForm(Closing):
 METHOD = Method(
     "spherefed",
     About(
-        summary="MSE of cosines with a fixed orthonormal classifier, weights averaged, then a closed-form classifier.",
+        summary="MSE of cosines with fixed orthonormal class vectors; then a closed-form classifier replaces them.",
         paper="Dong et al., 2022",
-        head="unit feature + fixed orthonormal",
+        head="unit feature + fixed orthonormal class vectors",
         objective="MSE",
         aggregation="average, then closed-form classifier",
-        formula="L = mean (w_c·z - y_c/√|Y|)²; w ← Σ_k w_k / K; at last W = ((Σ zzᵀ + εI)⁻¹ Σ zyᵀ)ᵀ",
+        formula="L = mean (w_c·z - y_c/√|Y|)²; w ← Σ_k w_k / K; at the end W = ((Σ zzᵀ + εI)⁻¹ Σ zyᵀ)ᵀ",
     ),
     SphereLearner(),
     Rule(),

@@ -21,7 +21,7 @@ def has_attention(model: nn.Module) -> bool:
 def attention_maps(model: nn.Module, images: Tensor) -> Tensor | None:
     """Return where each attention head looks for each class: maps (B, heads, C, H', W') that each add up to 1.
 
-    None where the model's head has no attention of its own.
+    None if the head has no attention of its own.
     """
     head = model.get_submodule("head")
     return head.attention_maps(model.get_submodule("backbone")(images)) if isinstance(head, Head) else None

@@ -28,16 +28,16 @@ def pool(feature_map: Tensor) -> Tensor:
 
 
 class Head(nn.Module):
-    """What turns a map (B, d, H, W) into an `Output`; a head that has them tells its class vectors and its attention."""
+    """Base of heads, which turn a map (B, d, H, W) into an `Output`; some also show class vectors or attention."""
 
-    attends: ClassVar[bool] = False  # `attention_maps` returns some
+    attends: ClassVar[bool] = False  # whether `attention_maps` returns maps
 
     def classifier_weights(self) -> Tensor | None:
-        """Return the vectors (C, d) that features are compared with; None where layers lie in between."""
+        """Return the vectors (C, d) that features are compared with, or None if there are layers in between."""
         return None
 
     def attention_maps(self, feature_map: Tensor) -> Tensor | None:
-        """Return where each attention head looks for each class: (B, heads, C, H', W'); None without attention."""
+        """Return where each attention head looks for each class: (B, heads, C, H', W'), or None without attention."""
         return None
 
 
@@ -150,7 +150,7 @@ POOLED_HEADS: dict[str, Callable[[int, int], Head]] = {"linear": LinearHead, "ml
 
 
 def pooled_head(name: str) -> Callable[[int, int], Head]:
-    """Return what builds a head from channels and classes, by name: one of these, an entry point, or a reference."""
+    """Return the builder of a head from (channels, classes): a name above, an entry point, or `package.module:Name`."""
     found: Callable[[int, int], Head] | None = POOLED_HEADS.get(name) or find_plugin("heads", name)
     if found is None:
         raise unknown_name("head", name, [*POOLED_HEADS, *plugin_names("heads")])
@@ -173,7 +173,7 @@ class Classifier(nn.Module):
 
 
 def constants_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return what a model needs besides its weights (an ETF, text rows): buffers that its state dict leaves out."""
+    """Return what a model needs besides its weights (ETF, text vectors): the buffers that its state dict leaves out."""
     weights = model.state_dict()
     return {name: buffer.detach() for name, buffer in model.named_buffers() if name not in weights}
 

@@ -49,7 +49,7 @@ class DecoderHead(Head):
 
 
 class LabelTransformerHead(Head):
-    """Self-attention over the map's positions and one token per label, made of its text and of what is known of it.
+    """Self-attention over the map's positions and one token per label.
 
     A label's token is the sum of its text vector and the vector of its state: unknown, negative or positive.
     texts: (C, d), states: (3, d); both are fixed and not in the state dict.

@@ -22,13 +22,17 @@ INTRODUCTION = """\
 """
 
 WORDS = """
-A method has two parts. The *learner* is what a client trains: the head and the local objective. The *rule* is how the
-federation trains it: penalties, corrections, what clients and server keep (the state), and how updates are aggregated.
+A method has up to three parts, and a learner or closing may come from another method:
 
-- `--method.OPTION VALUE` sets an option of the method: `--method fedprox --method.mu 0.1`.
-- `--learner NAME` trains another method's learner under a method's rule: `--method scaffold --learner fednca-ml`.
-- `--learner.OPTION VALUE` sets an option of that learner: `--learner.tau 0.5`.
-- `--criterion balanced` or `--criterion asl` replaces the BCE of any learner that has one.
+| part | what it says | taken from another method | its options |
+|---|---|---|---|
+| learner | what a client trains: head and local objective | `--learner fednca-ml` | `--learner.tau 0.5` |
+| rule | what is kept (the state), corrected and aggregated | | `--method.mu 0.1` |
+| closing | what is computed from all images after training | `--closing spherefed` or `none` | `--closing.ridge 0.1` |
+
+`--method.OPTION` sets an option of any part that the method itself brings, and an option that no part has is refused.
+So `--method scaffold --learner fednca-ml --learner.tau 0.5` trains FedNCA-ML's learner by SCAFFOLD's rule.
+`--criterion balanced` or `asl` replaces a learner's BCE; fedavg-balanced, fedavg-asl and spherefed keep their own loss.
 
 The words and symbols on this page:
 
@@ -57,7 +61,7 @@ class Row:
 
 
 def method_rows(classes: int) -> list[Row]:
-    """Describe every method; uploads are for ResNet-18."""
+    """Describe every method; the uploads are for a ResNet-18."""
     found = {name: find_method(name) for name in method_names()}
     return [Row(name, each.about.summary, each.about, upload(each, classes), each) for name, each in found.items()]
 
@@ -98,13 +102,13 @@ def page(classes: int = 20) -> str:
     lines.append(WORDS)
     for row in rows:
         lines += ["", f"## {row.name}", "", row.summary, "", f"    {row.about.formula}", ""]
-        options = option_fields(row.method, row.method.parts)
+        options = [(part, *own) for part in row.method.parts for own in option_fields(row.method, [part]).items()]
         if options:
-            lines += ["| option | default | what it does |", "|---|---|---|"]
-        for name, field in options.items():
+            lines += ["| option | part | default | what it does |", "|---|---|---|---|"]
+        for part, name, field in options:
             default = "" if field.default is None else f"`{field.default}`"
             what = describe_option(field).replace("|", "\\|")  # a bare "|" would end the cell
-            lines.append(f"| `{name}` | {default} | {what} |")
+            lines.append(f"| `{name}` | {part} | {default} | {what} |")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What can be told of a run while it goes on; progress views and loggers hang on this."""
+"""Callbacks, which a run calls while it goes on; progress views and loggers are callbacks."""
 
 from typing import TYPE_CHECKING
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what you want to hear of; nothing a callback does changes the run."""
+    """Override the methods you need; a callback does not change the run."""
 
     def on_prepare(self, what: str, done: int, total: int) -> None:
-        """Hear how many images have been decoded, where that is still to be done."""
+        """Called while images are prepared, for example decoded: `done` of `total` are ready."""
 
     def on_start(self, run: "Run", federation: "Federation", rounds_done: int) -> None:
-        """Hear of the federation before the first round (`rounds_done` > 0 after a resume)."""
+        """Called before the first round; `rounds_done` is above 0 in a resumed run."""
 
     def on_note(self, text: str) -> None:
-        """Hear, in a sentence, how the run is executed or what its data lack, before the first round."""
+        """Called with one sentence on how the run is executed, what its data lack, or why it ends early."""
 
     def on_client(self, number: int, client: int, losses: dict[str, float]) -> None:
-        """Hear of a client's local update in round `number`."""
+        """Called after each client's local update in round `number`, with its mean losses by term."""
 
     def on_round(self, record: "Round", best: "Best | None") -> None:
-        """Hear of a finished round: what is known of it, and the best round so far."""
+        """Called after each round with its record, and with the best round so far."""
 
     def on_end(self, run: "Run") -> None:
-        """Hear of the end, whether all rounds are done or the run stopped."""
+        """Called at the end, whether all rounds are done or the run stopped early."""

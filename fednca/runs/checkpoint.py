@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file that holds everything, with its facts as JSON in the header and beside it."""
+"""Checkpoints: one safetensors file with all tensors, and a few facts as JSON in its header and in a file beside it."""
 
 import hashlib
 import json
@@ -20,18 +20,18 @@ from fednca.runs.history import Best
 
 @dataclass(frozen=True)
 class State:
-    """All that a run needs to go on, or a model to be used: the server, the clients' own tensors, and the constants."""
+    """All that a run needs to go on, or that is needed to use a model."""
 
     round: int
     server: Server
     clients: dict[int, Tensors] = field(default_factory=dict)
     best: Best | None = None
-    thresholds: Tensor | None = None  # (C,), of a model that was judged
+    thresholds: Tensor | None = None  # (C,), if the model was judged
     constants: Tensors = field(default_factory=dict)  # what the model needs besides its weights
 
 
 def save_checkpoint(path: Path, state: State) -> None:
-    """Write the state atomically to `path` (safetensors), and its facts to a JSON file of the same name."""
+    """Write the state to `path` (safetensors) atomically, and its facts to a JSON file of the same name."""
     tensors = {f"weights/{name}": tensor for name, tensor in state.server.weights.items()}
     tensors |= {f"server/{name}": tensor for name, tensor in state.server.state.items()}
     tensors |= {f"constants/{name}": tensor for name, tensor in state.constants.items()}
@@ -49,9 +49,10 @@ def save_checkpoint(path: Path, state: State) -> None:
 
 
 def keep_checkpoint(folder: Path, state: State, best: State | None) -> None:
-    """Write `last`, and `best` where there is a new one: aside, until `last` knows of it.
+    """Write the checkpoint `last` and, if there is a new best model, `best`.
 
-    A kill at any moment so leaves a best model of the rounds that `last` goes on from, never of a lost one.
+    A new best model is written as `next` first, and renamed once `last` is written. So whenever the run is killed, the
+    best model comes from a round that `last` includes, never from a lost one.
     """
     if best is not None:
         save_checkpoint(folder / "next.safetensors", best)
@@ -61,7 +62,7 @@ def keep_checkpoint(folder: Path, state: State, best: State | None) -> None:
 
 
 def load_last(folder: Path) -> State:
-    """Read `last` back, and mend what a kill has left beside it."""
+    """Read `last`, and finish or drop a `next` that a killed run has left."""
     state = load_checkpoint(folder / "last.safetensors")
     aside = folder / "next.safetensors"
     if aside.exists():
@@ -70,7 +71,7 @@ def load_last(folder: Path) -> State:
 
 
 def _take_best(folder: Path, *, known: bool) -> None:
-    """Take the model aside as the best one if the last checkpoint knows of it; a lost round's model is dropped."""
+    """Rename `next` to `best` if `last` includes its round (`known`); otherwise delete it."""
     for suffix in (".json", ".safetensors"):  # the one that tells that there is something to do comes last
         path = folder / f"next{suffix}"
         if known and path.exists():
@@ -79,7 +80,7 @@ def _take_best(folder: Path, *, known: bool) -> None:
 
 
 def load_checkpoint(path: Path) -> State:
-    """Read a state back; the safetensors file alone decides, so a kill between the two writes does no harm."""
+    """Read a state from the safetensors file alone, so a kill between the writes of the two files does no harm."""
     if not path.is_file():
         raise FedncaError(f"there is no checkpoint '{path}'")
     try:
@@ -120,7 +121,7 @@ def older_texts(folder: Path) -> Tensors:
 
 
 def checksum(tensors: Tensors) -> str:
-    """Hash names and contents, in order of name."""
+    """Return a hash of the tensors' names and contents, in order of name."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())

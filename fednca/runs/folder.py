@@ -1,4 +1,4 @@
-"""The files of a run folder: making it, keeping others out of it, reading back what it holds."""
+"""The run folder: creating it, locking it against other processes, and reading its files."""
 
 import fcntl
 import json
@@ -20,8 +20,8 @@ PACKAGES = ("fednca", "torch", "torchvision", "timm", "numpy", "scikit-learn", "
 
 
 def default_folder(config: Config) -> Path:
-    """Return where a run goes that names no folder."""
-    data, method = (name.replace(":", ".") for name in (config.data.name, config.method.name))  # of references, too
+    """Return the folder of a run for which none is given."""
+    data, method = (name.replace(":", ".") for name in (config.data.name, config.method.name))  # of package.module:Name
     return Path("runs") / f"{data}-{config.partition.beta:g}" / f"{method}-seed{config.seed}"
 
 
@@ -40,7 +40,7 @@ def create_folder(folder: Path) -> Path:
 
 @contextmanager
 def forgotten_unless_begun(folder: Path) -> Iterator[None]:
-    """Remove a new run folder where a mistake shows before the first round: once mended, the run may have its place."""
+    """Delete a new run folder if the run is refused before its first round, so that its name is free again."""
     try:
         yield
     except FedncaError as error:
@@ -50,7 +50,7 @@ def forgotten_unless_begun(folder: Path) -> Iterator[None]:
 
 
 def environment() -> dict[str, Any]:
-    """Return what the numbers of a run may depend on."""
+    """Return the versions and the machine that a run's numbers may depend on."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -86,7 +86,7 @@ def read_text(path: Path) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a run folder; the lock goes with the process, however it ends."""
+    """Lock a run folder against other processes; the lock ends with the process, however that ends."""
     path = folder / ".lock"
     with explain_write(path):
         file = path.open("w")

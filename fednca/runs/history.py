@@ -1,4 +1,4 @@
-"""The rounds of a run: what is known of each, as a record and as a line of history.jsonl."""
+"""The rounds of a run: each one as a record and as a line of history.jsonl."""
 
 import json
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from fednca.config import Config
 from fednca.engines.contract import Judgement, Trained
 from fednca.runs.folder import read_text
 
-Line = dict[str, Any]  # a round as JSON holds it
+Line = dict[str, Any]  # a line of history.jsonl
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Round:
-    """What is known of a finished round; losses are means over the images trained on."""
+    """The record of a finished round; losses are means over the images trained on."""
 
     number: int
     losses: dict[str, float]
@@ -34,7 +34,7 @@ class Round:
     samples_per_second: float
     left_out: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)  # of the engine's own side
+    facts: dict[str, Any] = field(default_factory=dict)  # the engine's own entries
     judgement: Judgement = field(default_factory=Judgement)
     seconds: float = 0.0
 
@@ -48,7 +48,7 @@ class Round:
         seconds: float,
         epochs: int,
     ) -> "Round":
-        """Describe a round before its model is judged; `seconds` are those of training."""
+        """Return the record of a round before its model is judged; `seconds` is the time of training."""
         samples = [each.update.samples for each in trained]
         terms = sorted({term for each in trained for term in each.losses})
         means = {
@@ -68,7 +68,7 @@ class Round:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Metrics on `val` and `test`, at 0.5 and `calibrated`; empty where the model was not judged."""
+        """Metrics on `val` and `test`, at thresholds of 0.5 and `calibrated`; empty if the model was not judged."""
         return self.judgement.metrics
 
     def line(self) -> Line:
@@ -80,7 +80,7 @@ class Round:
             "train_seconds": self.train_seconds,
             "samples_per_second": self.samples_per_second,
         }
-        if self.took_part != list(self.clients):  # clients that have names: sites
+        if self.left_out or self.notes or self.took_part != list(self.clients):  # the last: sites, which have names
             found |= {"took_part": self.took_part, "left_out": self.left_out, "notes": self.notes}
         found |= self.facts
         if self.judgement.left_out:
@@ -89,7 +89,7 @@ class Round:
 
 
 def better(best: Best | None, record: Round, config: Config) -> Best:
-    """Return the best round so far, given one that was judged; of equals the later one."""
+    """Return the better of the best round so far and a judged one; of equals, the later one."""
     value = value_of(record.metrics, "val", config)
     return Best(record.number, value) if best is None or value >= best.value else best
 
@@ -108,7 +108,7 @@ def select_rounds(history: list[Line], config: Config) -> dict[str, Line]:
 
 
 def final_results(history: list[Line], config: Config, facts: dict[str, Any]) -> dict[str, Line]:
-    """Return the results of a run: also by site and at calibrated thresholds, with the engine's last facts."""
+    """Return the results of a finished run, with those at calibrated thresholds, by site, and the engine's entries."""
     results = select_rounds(history, config)
     for chosen in results.values():
         record = history[chosen["round"] - 1]
@@ -117,13 +117,13 @@ def final_results(history: list[Line], config: Config, facts: dict[str, Any]) ->
 
 
 def value_of(metrics: dict[str, Any], part: str, config: Config) -> float:
-    """Return the metric by which rounds are chosen; one that is not defined comes last."""
+    """Return the metric by which rounds are chosen, or -infinity if it is not defined."""
     value = metrics[part][config.evaluate.select]
     return float("-inf") if value is None else float(value)
 
 
 def truncate_history(path: Path, rounds: int) -> None:
-    """Cut history back to the first `rounds` lines: a later or half-written one belongs to no checkpoint."""
+    """Cut the history to its first `rounds` lines; later or half-written ones belong to no checkpoint."""
     records = read_history(path, rounds)
     if len(records) < rounds:
         raise FedncaError(f"'{path}' has {len(records)} rounds where the last checkpoint has {rounds}")
@@ -131,7 +131,7 @@ def truncate_history(path: Path, rounds: int) -> None:
 
 
 def read_history(path: Path, rounds: int | None = None) -> list[Line]:
-    """Read the whole lines of a history, or the first `rounds` of them, and check that they are rounds 1, 2, …"""
+    """Read the complete lines of a history, or the first `rounds` of them; check that they are rounds 1, 2, …"""
     text = read_text(path) if path.exists() else ""
     records = []
     for number, line in enumerate(text.split("\n")[:-1][:rounds], start=1):

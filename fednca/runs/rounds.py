@@ -17,7 +17,7 @@ from fednca.runs.history import Round, better
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished round: the state to go on from, what is known of the round, and its model if it is the best so far."""
+    """A finished round: the state to go on from, the record, and the model if it is the best so far."""
 
     state: State
     record: Round
@@ -45,7 +45,7 @@ def play_rounds(
             on_client(number, answer)
         seconds = time.perf_counter() - began
 
-        # 3. The server makes the next global model of their updates, in order of client.
+        # 3. The server combines their updates, in order of client, into the next global model.
         trained.sort(key=lambda each: each.update.client)
         updates = [each.update for each in trained]
         server = method.rule.combine(state.server, updates, shares(config, trained), len(engine.names))
@@ -55,7 +55,7 @@ def play_rounds(
         record = Round.describe(number, trained, list(engine.names), left_out, seconds, config.train.local_epochs)
         record = replace(record, facts=engine.facts())
 
-        # 4. The global model is closed and judged on validation and test images.
+        # 4. The closing, if there is one, completes the global model, which is judged on validation and test images.
         best = None
         if number % config.evaluate.every == 0 or is_over(config, engine, number):
             closed, judgement = judge(method, engine, number, server)
@@ -63,7 +63,7 @@ def play_rounds(
             if judgement.thresholds is not None:
                 now = better(state.best, record, config)
                 if now is not state.best:
-                    # A model to be used needs nothing of what the rule keeps to go on.
+                    # To use a model, nothing of the rule's own state is needed.
                     best = State(number, Server(closed.weights), {}, now, judgement.thresholds, state.constants)
                 state = replace(state, best=now)
         record = replace(record, seconds=round(time.perf_counter() - began, 3))
@@ -71,12 +71,12 @@ def play_rounds(
 
 
 def is_over(config: Config, engine: Engine, number: int) -> bool:
-    """Return whether no round may follow the one of this number."""
+    """Return whether round `number` is the last one."""
     return number >= config.train.rounds or bool(engine.ended())
 
 
 def choose_clients(config: Config, clients: int, number: int) -> list[int]:
-    """Return the round's clients, sorted; at least one."""
+    """Return the clients that take part in round `number`, sorted; at least one."""
     wanted = config.train.clients_per_round(clients)
     chosen = numpy_rng(config.seed, "participation", number).choice(clients, wanted, replace=False)
     return sorted(int(client) for client in chosen)
@@ -89,7 +89,7 @@ def shares(config: Config, trained: list[Trained]) -> list[float]:
 
 
 def check_update(trained: Trained, number: int) -> None:
-    """Stop the run, naming round, client and term, when a loss or a weight is no longer a finite number."""
+    """Stop the run if a loss or a weight is not finite, with an error that names round, client and term."""
     where = f"round {number}, client {trained.update.client}"
     for term, value in trained.losses.items():
         if not math.isfinite(value):
@@ -99,7 +99,7 @@ def check_update(trained: Trained, number: int) -> None:
 
 
 def judge(method: Method, engine: Engine, number: int, server: Server) -> tuple[Server, Judgement]:
-    """Hold the method's closing, if it has one, and have the model that comes out of it judged."""
+    """Carry out the method's closing, if it has one, and judge the model that results."""
     left_out: dict[str, str] = {}
     if method.closing is not None:
         exchanges = method.closing.close(server)

@@ -35,7 +35,7 @@ class Run:
 
     @property
     def history(self) -> list[Line]:
-        """One record per finished round: losses by term, metrics, seconds, samples per second."""
+        """One line per finished round: losses by term, metrics, seconds, samples per second."""
         return read_history(self.folder / "history.jsonl")
 
     @property
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def results(self) -> dict[str, Line]:
-        """Metrics of the round chosen in each of three ways, up to now where the run is not finished.
+        """Metrics of a round chosen in three ways; if the run is not finished, from the rounds so far.
 
         `val`: best on validation, the primary one; `paper`: best on test, as the paper's code does; `last`: the last.
         In each, `calibrated` holds the metrics at the calibrated thresholds.
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The run's method by name, with its learner and what must be said of it wherever results are shown."""
+        """The run's method with its learner, closing and remark, as shown with its results."""
         chosen, note = self.config.method, self.method.learner.note
         name = chosen.name if chosen.learner is None else f"{chosen.name} on {chosen.learner}"
         name += "" if chosen.closing is None else f", closing {chosen.closing}"
@@ -69,7 +69,7 @@ class Run:
 
     @cached_property
     def federation(self) -> Federation:
-        """The images, dealt to the clients as in the run."""
+        """The images, divided among the clients as in the run."""
         path = self.folder / "partition.npz"
         if not path.is_file():
             way_out = "a run over Flower has none: its images are at the sites, and `flwr run` resumes it"

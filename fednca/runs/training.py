@@ -1,4 +1,4 @@
-"""Training: a run from its beginning, or from where it was interrupted."""
+"""Training: begin a run, or resume an interrupted one."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from fednca.runs.run import Run
 
 
 def train(config: Config, out: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Run:
-    """Train a federation from the beginning into a new folder and return its run.
+    """Train a federation in a new run folder, and return the run.
 
     Example: `train(load_config("demo"), "runs/mine")`.
     """
@@ -51,7 +51,7 @@ def train(config: Config, out: str | Path | None = None, callbacks: Sequence[Cal
 
 
 def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
-    """Go on with an interrupted run from its last checkpoint; on a CPU it ends with the very same weights."""
+    """Continue an interrupted run from its last checkpoint; on a CPU the final weights are exactly the same."""
     run = Run(folder)
     device = pick_device(run.config.device)
     with locked(run.folder), cpu_threads(run.config.threads):
@@ -63,7 +63,7 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
         try:
             state = load_last(run.folder)
         except FedncaError as error:
-            raise FedncaError(f"{error}; if that file is deleted, the run begins anew") from None
+            raise FedncaError(f"{error}; delete that file to start the run again") from None
         truncate_history(run.folder / "history.jsonl", state.round)
         model = restore_model(run.config, run.method, run.federation.dataset.classes, state.constants)
         check_fit(run, model, state)
@@ -75,14 +75,14 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
 
 
 def forget_results(folder: Path) -> None:
-    """Drop the results of a finished run that is given more rounds: it is not finished any more."""
+    """Delete the results of a finished run that gets more rounds, since it is no longer finished."""
     with explain_write(folder):
         for name in ("results.json", "final.safetensors", "final.json"):
             (folder / name).unlink(missing_ok=True)
 
 
 def check_fit(run: Run, model: nn.Module, state: State) -> None:
-    """Refuse a checkpoint or partition that does not belong to the config beside it."""
+    """Refuse a checkpoint or partition that does not fit the config beside it."""
     wanted, found = ({n: t.shape for n, t in tensors.items()} for tensors in (model.state_dict(), state.server.weights))
     if wanted != found:
         raise FedncaError(f"the checkpoint in '{run.folder}' does not fit the model of its config.toml; was it edited?")
@@ -110,12 +110,12 @@ def first_state(method: Method, model: nn.Module, clients: int) -> State:
 def _begin(
     run: Run, federation: Federation, model: nn.Module, device: torch.device, callbacks: Sequence[Callback]
 ) -> Run:
-    """Write what a run is before its first round, and start."""
+    """Write the files of a new run, and start it."""
     with explain_write(run.folder / "partition.npz"):
         federation.save(run.folder / "partition.npz")
     facts = {
         "note": run.method.learner.note,
-        "begun_in": str(Path.cwd()),  # what relative paths of the config are meant from
+        "begun_in": str(Path.cwd()),  # where the config's relative paths start
         "unreadable": [each for split in federation.dataset.splits() for each in split.unreadable],
     }
     state = first_state(run.method, model, len(federation.train.partition.clients))
@@ -124,10 +124,10 @@ def _begin(
 
 
 def write_beginning(folder: Path, classes: Sequence[str], facts: dict[str, Any], state: State) -> None:
-    """Write what is known of a run before its first round."""
+    """Write the files that describe a run, and the checkpoint before its first round."""
     forget_results(folder)
     with explain_write(folder):
-        (folder / "history.jsonl").unlink(missing_ok=True)  # of rounds whose checkpoint is gone
+        (folder / "history.jsonl").unlink(missing_ok=True)  # its rounds have no checkpoint
     write_atomic(
         folder / "environment.json", json.dumps(environment() | {"classes": classes} | facts, indent=1).encode()
     )
@@ -142,7 +142,7 @@ def _go_on(
     device: torch.device,
     callbacks: Sequence[Callback],
 ) -> Run:
-    """Play the rounds that are left in a simulation."""
+    """Run the remaining rounds of a simulation."""
     engine = select_engine(build_workplace(run.config, run.method, federation, model, device))
     started: list[Callback] = []
     unreadable = unreadable_note(federation.dataset, "the run's environment.json")
@@ -164,9 +164,9 @@ def _go_on(
 
 
 def play(run: Run, engine: Engine, state: State, callbacks: Sequence[Callback]) -> None:
-    """Play the rounds that are left, on whatever engine, keeping history and checkpoints, and write the results.
+    """Run the remaining rounds on any engine, write history and checkpoints, and at the end the results.
 
-    History first, then checkpoints: to resume cuts history back to `last`, which mends a kill in between.
+    History is written before checkpoints: if the run is killed in between, `resume` cuts the history back to `last`.
     """
 
     def on_client(number: int, trained: Trained) -> None:
@@ -193,7 +193,7 @@ def play(run: Run, engine: Engine, state: State, callbacks: Sequence[Callback]) 
             if done.round > kept:
                 writer.write(partial(keeper.keep, done, best))
     if done.best is None:
-        raise RunFailedError("no model was judged by enough clients, so none can be chosen; mend that and resume")
+        raise RunFailedError("no model was judged by enough clients, so none can be chosen; fix that and resume")
     if done.round < config.train.rounds:
         for callback in callbacks:
             callback.on_note(f"the run ends after round {done.round}: {engine.ended()}")
@@ -201,9 +201,9 @@ def play(run: Run, engine: Engine, state: State, callbacks: Sequence[Callback]) 
 
 
 def finish(run: Run, facts: dict[str, Any]) -> None:
-    """Write the model to use, which is the best one, and the results, with the engine's own facts at the end."""
+    """Write the final model, which is the best one, and the results with the engine's own entries."""
     results, best = final_results(run.history, run.config, facts), run.state("best")
-    if best.thresholds is None:  # of a run that an older version began
+    if best.thresholds is None:  # an older version began this run
         thresholds = torch.tensor(results["val"]["calibrated"]["thresholds"], dtype=torch.float64)
         best = replace(best, thresholds=thresholds)
     save_checkpoint(run.folder / "final.safetensors", best)
@@ -211,10 +211,10 @@ def finish(run: Run, facts: dict[str, Any]) -> None:
 
 
 class Keeper:
-    """Writes a run's checkpoints, the best model only where it is not written yet."""
+    """Writes a run's checkpoints, and the best model only if it is new."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin with a best model that is written, if there is one."""
+        """Take the run's folder."""
         self.folder = folder
         self.written: State | None = None
 
@@ -225,13 +225,13 @@ class Keeper:
 
 
 def prepare_of(callbacks: Sequence[Callback]) -> Progress:
-    """Return the progress function that tells every callback."""
+    """Return a progress function that calls every callback."""
 
-    def tell(what: str, done: int, total: int) -> None:
+    def report(what: str, done: int, total: int) -> None:
         for callback in callbacks:
             callback.on_prepare(what, done, total)
 
-    return tell
+    return report
 
 
 def resolve(config: Config, method: Method, federation: Federation) -> Config:
@@ -257,7 +257,7 @@ def plain(options: Options) -> dict[str, Any]:
 
 
 def to_device(state: State, device: torch.device) -> State:
-    """Return the state with the server's tensors on the device; clients' wait on the host until they take part."""
+    """Return the state with the server's tensors on the device; clients' tensors stay on the CPU until needed."""
     weights, own = (
         {name: tensor.to(device) for name, tensor in tensors.items()}
         for tensors in (state.server.weights, state.server.state)

@@ -19,8 +19,8 @@ def no_worker_is_left():
 
 @pytest.fixture
 def fedavg():
-    """A job whose engine is the eager one, its server, and two workers for it."""
-    job, server = start(tiny(method__name="fedavg"))
-    engine = ProcessEngine(job.engine, [job.val, job.test], 2)
-    yield job, server, engine
+    """A workplace, its server, and an engine of two workers for it."""
+    place, server = start(tiny(method__name="fedavg"))
+    engine = ProcessEngine(place, 2)
+    yield place, server, engine
     engine.close()

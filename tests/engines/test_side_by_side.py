@@ -7,7 +7,9 @@ import torch
 from helpers import tiny
 from parity import assert_agree, play, start
 
+from fednca.engines.eager import EagerEngine
 from fednca.engines.graphs.engine import GraphEngine
+from fednca.methods.contract import Rule
 
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "train__precision": "float64"}
 
@@ -58,8 +60,8 @@ class Streams:
 class SideBySide(GraphEngine):
     """The engine as on a GPU, whose steps are done where they would be launched."""
 
-    def __init__(self, job, slots=2, patience=0):
-        super().__init__(job.engine, [job.val, job.test], slots)
+    def __init__(self, place, slots=2, patience=0):
+        super().__init__(place, slots)
         for _, lane in self.slots:
             lane.stream, lane.rng = Stream(patience), torch.Generator()
 
@@ -76,22 +78,22 @@ def streams(monkeypatch):
 @pytest.mark.parametrize("patience", [0, 2, 1000], ids=["done at once", "done later", "done at the end"])
 @pytest.mark.parametrize("name", ["fedavg", "fednca-ml", "scaffold", "fedcurv", "centralized"])
 def test_clients_that_take_turns_agree_with_the_eager_engine(name, patience, streams):
-    job, server = start(tiny(**UNEQUAL, method__name=name))
-    expected = play(job, job.engine, server, 2)
-    found = play(job, SideBySide(job, patience=patience), server, 2)
+    place, server = start(tiny(**UNEQUAL, method__name=name))
+    expected = play(EagerEngine(place), server, 2)
+    found = play(SideBySide(place, patience=patience), server, 2)
     assert_agree(found, expected, atol=1e-8, state_atol=1e-8 if name != "scaffold" else 1e-5)
 
 
 def test_steps_go_to_their_lane_and_all_else_to_the_main_stream(streams, monkeypatch):
-    job, server = start(tiny(**UNEQUAL))
-    engine, seen = SideBySide(job), []
+    place, server = start(tiny(**UNEQUAL))
+    engine, seen = SideBySide(place), []
     for slot, lane in engine.slots:
         monkeypatch.setattr(
             slot,
             "step",
             lambda size, step=slot.step, lane=lane: seen.append(streams.current is lane.stream) or step(size),
         )
-    monkeypatch.setattr(job.method, "finish", lambda local, batches: seen.append(streams.current is streams.main) or {})
+    monkeypatch.setattr(Rule, "finish", lambda rule, local, sums: seen.append(streams.current is streams.main) or {})
     for result in engine.train(1, range(4), server, {}):
         seen.append(streams.current is streams.main)
         assert result.update.steps
@@ -102,8 +104,8 @@ def test_steps_go_to_their_lane_and_all_else_to_the_main_stream(streams, monkeyp
 
 
 def test_results_come_while_others_still_train(streams, monkeypatch):
-    job, server = start(tiny(**UNEQUAL))
-    engine, steps = SideBySide(job, slots=4), []
+    place, server = start(tiny(**UNEQUAL))
+    engine, steps = SideBySide(place, slots=4), []
     for slot, _ in engine.slots:
         monkeypatch.setattr(slot, "step", lambda size, step=slot.step: steps.append(size) or step(size))
     trained = [len(steps) for _ in engine.train(1, range(4), server, {})]
@@ -111,8 +113,8 @@ def test_results_come_while_others_still_train(streams, monkeypatch):
 
 
 def test_whoever_stops_listening_keeps_the_stream_it_has(streams):
-    job, server = start(tiny(**UNEQUAL))
-    results = SideBySide(job).train(1, range(4), server, {})
+    place, server = start(tiny(**UNEQUAL))
+    results = SideBySide(place).train(1, range(4), server, {})
     next(results)
     streams.current = other = Stream(0)  # of another run, in whose thread the abandoned one is thrown away
     results.close()
@@ -120,8 +122,8 @@ def test_whoever_stops_listening_keeps_the_stream_it_has(streams):
 
 
 def test_a_step_that_fails_leaves_the_main_stream_behind(streams, monkeypatch):
-    job, server = start(tiny(**UNEQUAL))
-    engine = SideBySide(job)
+    place, server = start(tiny(**UNEQUAL))
+    engine = SideBySide(place)
     monkeypatch.setattr(engine.slots[1][0], "step", lambda size: [][size])
     with pytest.raises(IndexError):
         list(engine.train(1, range(4), server, {}))

@@ -13,7 +13,8 @@ from helpers import Stop, StopAfter, tiny
 from parity import assert_same, assert_same_results, timeless
 
 from fednca.base.errors import FedncaError, RunFailedError
-from fednca.methods.fedavg import FedAvg
+from fednca.engines.eager import EagerEngine
+from fednca.methods.contract import Rule
 from fednca.runs import resume, train
 from fednca.runs.callbacks import Callback
 from fednca.runs.folder import locked
@@ -40,7 +41,7 @@ class TwoPartError(Exception):
     ],
 )
 def test_an_error_in_a_worker_is_raised_here(fedavg, monkeypatch, thrown, kind, notes):
-    job, server, engine = fedavg
+    place, server, engine = fedavg
 
     def fail_on_client_1(self, local):
         if local.client == 1:
@@ -48,14 +49,14 @@ def test_an_error_in_a_worker_is_raised_here(fedavg, monkeypatch, thrown, kind, 
         return {}
 
     with monkeypatch.context() as patch:
-        patch.setattr(FedAvg, "penalties", fail_on_client_1)
+        patch.setattr(Rule, "penalties", fail_on_client_1)
         with pytest.raises(kind, match="a step failed") as caught:
             list(engine.train(1, [0, 1, 2], server, {}))
     assert type(caught.value) is kind
     assert len(getattr(caught.value, "__notes__", [])) == notes
     assert all("fail_on_client_1" in note for note in getattr(caught.value, "__notes__", []))
     assert multiprocessing.active_children() == []
-    assert_same_results(engine.train(1, [0, 1, 2], server, {}), job.engine.train(1, [0, 1, 2], server, {}))
+    assert_same_results(engine.train(1, [0, 1, 2], server, {}), EagerEngine(place).train(1, [0, 1, 2], server, {}))
 
 
 class KillWorker(Callback):
@@ -74,7 +75,7 @@ class KillWorker(Callback):
 def test_a_killed_worker_stops_the_run_and_resume_ends_it_as_if_nothing_had_been(tmp_path):
     config = tiny(method__name="scaffold", engine="processes", workers=2)
     killer = KillWorker(2)
-    with pytest.raises(RunFailedError, match=r"killed, perhaps for want of memory; .*`fednca resume"):
+    with pytest.raises(RunFailedError, match=r"killed, perhaps because memory ran out; .*`fednca resume"):
         train(config, tmp_path / "killed", [killer])
     assert killer.killed
     assert multiprocessing.active_children() == []
@@ -86,16 +87,16 @@ def test_a_killed_worker_stops_the_run_and_resume_ends_it_as_if_nothing_had_been
 
 @pytest.mark.parametrize("task", ["train", "predict"])
 def test_a_worker_killed_while_idle_is_noticed(fedavg, task):
-    job, server, engine = fedavg
-    engine.predict(server.weights, job.test, 16)
+    place, server, engine = fedavg
+    engine.predict(server.weights, place.test, 16)
     for child in multiprocessing.active_children():
         child.kill()
         child.join()
     use = {
         "train": lambda: list(engine.train(1, [0, 1, 2], server, {})),
-        "predict": lambda: engine.predict(server.weights, job.test, 16),
+        "predict": lambda: engine.predict(server.weights, place.test, 16),
     }
-    with pytest.raises(RunFailedError, match="killed, perhaps for want of memory; use fewer workers"):
+    with pytest.raises(RunFailedError, match="killed, perhaps because memory ran out; use fewer workers"):
         use[task]()
 
 
@@ -110,7 +111,7 @@ SCRIPT = """
 import multiprocessing, sys, time
 from helpers import tiny
 from fednca.runs.callbacks import Callback
-from fednca.methods.fedavg import FedAvg
+from fednca.methods.contract import Rule
 from fednca.base.randomness import GLOBAL
 from fednca.runs import train
 
@@ -123,7 +124,7 @@ def linger(self, local):
     time.sleep(0 if local.client == 1 else 60)
     return {}
 
-FedAvg.penalties = linger
+Rule.penalties = linger
 train(tiny(method__name="fedavg", engine="processes", workers=3), sys.argv[1], [Linger()])
 """
 

@@ -14,14 +14,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from helpers import Stop
-from parity import start
+from parity import next_server, start
 
 from fednca.config import Config
+from fednca.engines.eager import EagerEngine
 from fednca.flower.app import client
 from fednca.flower.config import ServerConfig
 from fednca.flower.server import serve
 from fednca.methods.contract import Server
-from fednca.runs.rounds import shares
 
 Fault = Callable[[Message, Message], Message | None]
 
@@ -118,11 +118,11 @@ def serve_until(grid: InProcessGrid, settings: ServerConfig, number: int) -> Non
 
 def engine_rounds(config, took_part) -> Server:
     """Return what the engine makes of rounds in which only some clients take part."""
-    job, server = start(config)
-    states = {}
+    place, server = start(config)
+    engine, states = EagerEngine(place), {}
     for number, clients in enumerate(took_part, start=1):
-        results = list(job.engine.train(number, clients, server, states))
-        server = job.method.aggregate(server, [r.update for r in results], shares(config, results))
+        results = list(engine.train(number, clients, server, states))
+        server = next_server(place, server, results)
         states |= {r.update.client: r.state for r in results if r.state}
     return server
 

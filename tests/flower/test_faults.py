@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from fednca.flower.tasks import Task
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from helpers import Stop, tiny
 from in_process import Node, assert_same, engine_rounds, is_train, settings_for, simulated
@@ -14,6 +13,7 @@ from in_process import Node, assert_same, engine_rounds, is_train, settings_for,
 import fednca.flower.server
 from fednca.base.errors import FedncaError, RunFailedError
 from fednca.flower import exchange, roster
+from fednca.flower.assignment import ASSIGNMENT, Assignment
 from fednca.flower.records import from_arrays, to_arrays
 from fednca.flower.server import serve
 from fednca.runs import Run
@@ -283,8 +283,8 @@ def test_nobody_looks_for_answers_after_a_run_that_could_not_begin(tmp_path, mon
 
 def test_nobody_looks_for_answers_after_an_exchange_that_failed():
     grid = simulated(2)
-    task = Task(tiny(), "0" * 16).to_record()
-    messages = {str(node): Message(RecordDict({"task": task}), node, "query") for node in grid.nodes}
+    question = RecordDict({ASSIGNMENT: Assignment(tiny(), "0" * 16).to_record()})
+    messages = {str(node): Message(question, node, "query") for node in grid.nodes}
     grid.nodes[999].fault = lambda message, reply: None
 
     def read(site, content):

@@ -10,7 +10,7 @@ from fednca.config import CalibrateConfig
 from fednca.flower.config import ServerConfig
 from fednca.flower.records import from_arrays
 from fednca.flower.server import serve
-from fednca.measures.histograms import expand, judge, metrics_of
+from fednca.measures.histograms import expand, judge_histograms, metrics_of
 from fednca.measures.metrics import multilabel_metrics
 from fednca.measures.thresholds import score_histograms
 from fednca.runs import Run, train
@@ -51,7 +51,7 @@ def test_sites_are_judged_together_and_one_by_one():
         for far, site in enumerate(["north", "south"])
     }
     sent = {site: {part: score_histograms(*each, config) for part, each in own.items()} for site, own in scored.items()}
-    thresholds, record = judge(sent, config)
+    thresholds, record = judge_histograms(sent, config)
     for part in ("val", "test"):
         everybody = [torch.cat(each) for each in zip(*(own[part] for own in scored.values()), strict=True)]
         assert record[part]["macro_f1"] == pytest.approx(multilabel_metrics(*everybody).macro_f1)

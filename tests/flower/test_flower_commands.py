@@ -22,7 +22,7 @@ from fednca.flower.uploads import what_leaves
 from fednca.methods import create_method, find_method, method_names
 
 DIGITS = [f"digit {digit}" for digit in range(10)]
-FEDERATED = [name for name in method_names() if not find_method(name).centralized]
+FEDERATED = [name for name in method_names() if not find_method(name).rule.centralized]
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +284,7 @@ def test_what_leaves_is_what_the_sites_really_send(name, tmp_path):
         "mean",
         "its kind, not its text",
     ]
-    copies = find_method(name).extra_copies
+    copies = find_method(name).rule.copies
     method = create_method(config)
     model = build_model(config, method, tuple(DIGITS), pretrained="none")
     trained = sum(weight.numel() * 4 for weight in model.parameters() if weight.requires_grad)

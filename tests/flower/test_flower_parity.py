@@ -11,7 +11,7 @@ from fednca.flower.server import serve
 from fednca.methods import find_method, method_names
 from fednca.runs import Run, train
 
-FEDERATED = [name for name in method_names() if not find_method(name).centralized]
+FEDERATED = [name for name in method_names() if not find_method(name).rule.centralized]
 
 
 def settings_for(config, folder, **changes):
@@ -41,6 +41,6 @@ def test_a_process_that_plays_many_clients_makes_one_optimiser(tmp_path, monkeyp
         made.append(VectorOptimizer(*arguments))
         return made[-1]
 
-    monkeypatch.setattr("fednca.engines.eager.VectorOptimizer", make)
+    monkeypatch.setattr("fednca.engines.local_update.VectorOptimizer", make)
     serve(simulated(), settings_for(tiny(method__name="fedavg", train__rounds=2, seed=7), tmp_path))
     assert len(made) == 2  # the clients' and the server's, which rehearses what they will send

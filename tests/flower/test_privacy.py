@@ -8,15 +8,15 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from helpers import tiny
 from in_process import serve_until, settings_for, simulated
-from parity import start
+from parity import next_server, start
 
-from fednca.base.errors import FedncaError
+from fednca.base.errors import FedncaError, RunFailedError
+from fednca.engines.eager import EagerEngine
 from fednca.flower.config import PrivacyConfig
 from fednca.flower.privacy import epsilon_after, noise_average, privatize_update
 from fednca.flower.server import serve
 from fednca.methods.contract import average
 from fednca.runs import Run
-from fednca.runs.rounds import shares
 
 NAMES = ["conv.weight", "head.bias"]
 
@@ -116,13 +116,13 @@ def test_a_private_run_reports_its_epsilon(mode, name, tmp_path):
 @pytest.mark.parametrize("mode", ["central", "local"])
 def test_the_noise_of_a_run_is_as_large_as_it_should_be_and_spares_batchnorm(mode, tmp_path):
     config = tiny(method__name="fedavg", train__rounds=1)
-    job, server = start(config)
-    results = list(job.engine.train(1, [0, 1, 2], server, {}))
-    expected = job.method.aggregate(server, [r.update for r in results], shares(config, results)).weights
+    place, server = start(config)
+    results = list(EagerEngine(place).train(1, [0, 1, 2], server, {}))
+    expected = next_server(place, server, results).weights
     settings = private(config, tmp_path, mode=mode, clip_norm=1e6, noise_multiplier=1e-6)  # clips nothing
     found = Run(serve(simulated(), settings)).state("last").server.weights
 
-    trainable = {name for name, _ in job.model.named_parameters()}
+    trainable = {name for name, _ in place.model.named_parameters()}
     noise = torch.cat([(found[name] - expected[name]).flatten() for name in sorted(trainable)]).double()
     deviation = 1.0 / 3 if mode == "central" else 2.0 / 3**0.5  # of the average of three sites
     assert noise.std().item() == pytest.approx(deviation, rel=0.02)
@@ -153,6 +153,22 @@ def test_the_last_round_that_privacy_allows_is_judged(tmp_path):
     run = Run(serve(simulated(), private(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit)))
     assert ["test" in record for record in run.history] == [False, True]
     assert run.results["val"]["round"] == 2
+
+
+def test_a_run_that_nobody_judged_within_its_budget_says_what_to_raise(tmp_path):
+    config = tiny(method__name="fedavg", train__rounds=2)
+    limit = epsilon_after(PrivacyConfig(noise_multiplier=2.0), 1) + 0.01
+    settings = private(config, tmp_path, mode="central", noise_multiplier=2.0, max_epsilon=limit)
+    grid = simulated()
+    for node in grid.nodes.values():
+        node.fault = lambda message, reply: None if message.metadata.message_type == "evaluate" else reply
+    for resume in (False, True):
+        with pytest.raises(RunFailedError, match=r"no model was judged .*; another round needs a higher max_epsilon"):
+            serve(grid, settings.model_copy(update={"deadline": 2.0}), resume=resume)
+    for node in grid.nodes.values():
+        node.fault = lambda message, reply: reply
+    more = settings.privacy.model_copy(update={"max_epsilon": None})
+    assert Run(serve(grid, settings.model_copy(update={"privacy": more}), resume=True)).results["val"]
 
 
 def test_a_run_that_could_not_play_a_single_round_is_refused(tmp_path):

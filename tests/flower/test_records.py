@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednca.base.errors import FedncaError
+from fednca.base.tensors import Packed
 from fednca.flower.records import count_bytes, from_arrays, to_arrays
+from fednca.methods.contract import average
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
@@ -26,6 +28,14 @@ def test_every_tensor_arrives_as_it_was_sent(kinds):
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
     assert count_bytes(sent) == sum(tensor.numpy().nbytes for tensor in sent.values())
+
+
+def test_what_arrives_lies_in_one_vector_for_each_dtype_so_that_updates_are_averaged_at_once():
+    sent = {"w": torch.rand(2, 3, 4, 5), "b": torch.rand(3), "n": torch.tensor(7)}
+    found = average([from_arrays(to_arrays(sent)), from_arrays(to_arrays(sent))], [0.5, 0.5])
+    assert isinstance(found, Packed)
+    assert {dtype: len(vector) for dtype, vector in found.vectors.items()} == {torch.float32: 123, torch.int64: 1}
+    assert all(torch.equal(found[name], tensor) for name, tensor in sent.items())
 
 
 def test_tensors_of_any_memory_layout_arrive_and_can_be_changed():
@@ -109,7 +119,13 @@ BROKEN = {
     "a name twice": {"layout": text([["w", "float32", [1]], ["w", "float32", [2]]]), "float32": THREE},
     "a negative side": {"layout": text([["w", "float32", [-3, -1]]]), "float32": THREE},
     "half a side": {"layout": text([["w", "float32", [1.5, 2]]]), "float32": THREE},
+    "a product beyond 64 bits": {
+        "layout": text([["w", "float32", [2**62, 4]]]),
+        "float32": vector(np.zeros(0, np.float32)),
+    },
     "another dtype": {"layout": text([["w", "int64", [3]]]), "float32": THREE},
+    "an unknown dtype": {"layout": text([["w", "float33", [3]]]), "float33": THREE},
+    "numbers under another dtype's name": {"layout": text([["w", "int32", [3]]]), "int32": THREE},
     "texts": {"layout": text([["w", "float32", [1]]]), "float32": vector(["x"])},
     "a matrix": {"layout": text([["w", "float32", [3]]]), "float32": vector(np.zeros((1, 3), np.float32))},
     "another byte order": {"layout": text([["w", "float32", [3]]]), "float32": vector(np.zeros(3, ">f4"))},

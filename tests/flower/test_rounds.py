@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from fednca.flower.rounds import CLOSE
 from helpers import tiny
 from in_process import assert_same, settings_for, simulated
 
 from fednca.base.errors import RunFailedError
+from fednca.flower.engine import CLOSE
 from fednca.flower.server import serve
-from fednca.methods.fedavg import FedAvg
+from fednca.methods.contract import Rule
+from fednca.methods.spherefed import ClosedForm
 from fednca.runs import Run
 from fednca.runs.checkpoint import load_checkpoint
 
@@ -41,6 +42,25 @@ def test_a_model_is_judged_by_as_many_sites_as_make_a_round_and_not_by_fewer(kin
     }
 
 
+def test_all_exchanges_of_a_closing_are_with_the_sites_that_answered_the_first(tmp_path, monkeypatch):
+    def twice(self, server, honest=ClosedForm.close):
+        yield {}
+        return (yield from honest(self, server))
+
+    monkeypatch.setattr(ClosedForm, "close", twice)
+    grid = simulated()
+    silent = [998]  # for one message
+
+    def hold_back(message, reply):
+        return None if message.metadata.message_type == CLOSE and silent and silent.pop() else reply
+
+    grid.nodes[998].fault = hold_back
+    run = Run(serve(grid, settings_for(tiny(method__name="spherefed", train__rounds=1), tmp_path, deadline=1.0)))
+    assert list(run.history[0]["not_judged_by"]) == SITES[2:]
+    assert list(run.history[0]["by_site"]) == SITES[:2]
+    assert [grid.nodes[number].asked.count(CLOSE) for number in (1000, 999, 998)] == [2, 2, 1]
+
+
 def test_of_rounds_that_are_equally_good_the_last_one_is_the_model_to_use(tmp_path):
     grid, first = simulated(), {}
 
@@ -58,15 +78,15 @@ def test_of_rounds_that_are_equally_good_the_last_one_is_the_model_to_use(tmp_pa
 
 
 def test_an_average_that_is_no_number_ends_the_run_and_the_last_good_round_stays(tmp_path, monkeypatch):
-    def spoil(self, server, updates, shares, honest=FedAvg.aggregate):
-        after = honest(self, server, updates, shares)
+    def spoil(self, *given, honest=Rule.combine):
+        after = honest(self, *given)
         if len(rounds := [*spoiled, 1]) == 2:
             after.weights["head.linear.weight"][0, 0] = torch.nan
         spoiled[:] = rounds
         return after
 
     spoiled = []
-    monkeypatch.setattr(FedAvg, "aggregate", spoil)
+    monkeypatch.setattr(Rule, "combine", spoil)
     settings = settings_for(tiny(method__name="fedavg"), tmp_path)
     with pytest.raises(RunFailedError, match=r"round 2, after aggregation: 'head\.linear\.weight' is not finite"):
         serve(simulated(), settings)

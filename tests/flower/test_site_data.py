@@ -54,6 +54,15 @@ def test_sites_train_as_the_natural_partition_of_all_their_images_would(tmp_path
     assert "beta" not in card
 
 
+def test_sites_may_have_numbers_for_names(tmp_path):
+    sites = write_sites(tmp_path / "sites", {"0": DIGITS, "1": DIGITS, "2": DIGITS}, images=24)
+    grid = grid_of(sites)
+    grid.nodes[998].fault = lambda message, reply: None if message.metadata.message_type == "train" else reply
+    settings = load_server(write_server(tmp_path)).model_copy(update={"sites": list(sites), "deadline": 1.0})
+    (first, _) = Run(serve(grid, settings)).history
+    assert (first["took_part"], first["left_out"]) == (["0", "1"], {"2": "it did not answer within 1 s"})
+
+
 def test_a_class_that_a_site_lacks_is_unknown_there_not_absent():
     labels = np.array([[1, 0], [0, -1]], np.int8)
     joint = to_joint(labels, ["cat", "dog"], ["ant", "dog", "cat"])

@@ -4,11 +4,11 @@ import csv
 import shutil
 
 import pytest
-from fednca.flower.tasks import Task
 from folders import write_sites
 from helpers import tiny
 from in_process import InProcessGrid, settings_for
 
+from fednca.flower.assignment import Assignment
 from fednca.flower.config import load_site
 from fednca.flower.server import serve
 from fednca.flower.site import open_folder
@@ -80,7 +80,7 @@ def site(tmp_path):
 
 
 def digest(path):
-    return open_folder(load_site(path), Task(tiny(), RUN)).data
+    return open_folder(load_site(path), Assignment(tiny(), RUN)).data
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -1,20 +1,22 @@
 """Captured steps of clients side by side against the eager engine on the same GPU."""
 
 import threading
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from helpers import TINY, tiny
 from parity import assert_agree, distance_of_updates, play, start
 
-import fednca.engines.eager
 import fednca.engines.graphs.engine
 from fednca.engines.eager import EagerEngine
-from fednca.engines.graphs.engine import GraphEngine, sizes_of
+from fednca.engines.graphs.engine import CLOSE, FINISH, GraphEngine, sizes_of
+from fednca.engines.select import select_engine
 from fednca.kernels.layers import FusedBatchNorm2d, FusedMaxPool2d, FusedStem, stem_usable
 from fednca.kernels.residual import FusedBasicBlock
 from fednca.methods import method_names
-from fednca.methods.fedavg import FedAvg
+from fednca.methods.contract import Learner, Rule
 from fednca.runs import resume, train
 from fednca.runs.callbacks import Callback
 
@@ -22,8 +24,8 @@ pytestmark = pytest.mark.gpu
 UNEQUAL = {"partition__beta": 0.3, "partition__clients": 4, "device": "cuda"}
 
 
-def graphs(job, slots=4, **options):
-    return GraphEngine(job.engine, [job.val, job.test], slots, **options)
+def graphs(place, slots=4, **options):
+    return GraphEngine(place, slots, **options)
 
 
 @pytest.mark.parametrize("slots", [2, 4])
@@ -37,71 +39,73 @@ def test_every_method_agrees_with_the_eager_engine(name, slots):
         train__participation=0.75,
         train__augment={"hflip": True, "rotate": 9.0},
     )
-    job, server = start(config, "cuda")
-    expected = play(job, job.engine, server, 2)
+    place, server = start(config, "cuda")
+    expected = play(EagerEngine(place), server, 2)
     loose = 1e-8 if name != "scaffold" else 1e-5  # its states are differences of weights over steps·lr
-    assert_agree(play(job, graphs(job, slots), server, 2), expected, atol=1e-8, state_atol=loose)
+    assert_agree(play(graphs(place, slots), server, 2), expected, atol=1e-8, state_atol=loose)
 
 
 @pytest.mark.parametrize("precision", ["float64", "bf16"])
-@pytest.mark.parametrize(("name", "what"), [("fedcurv", "finish"), ("spherefed", "close")])
+@pytest.mark.parametrize(("name", "what"), [("fedcurv", FINISH), ("spherefed", (CLOSE,))])
 def test_sums_over_images_are_captured_and_what_they_are_without_graphs(name, what, precision, monkeypatch):
-    monkeypatch.setattr(fednca.engines.eager, "LARGE_FINISH_BATCH", 16)
-    monkeypatch.setattr(fednca.engines.eager, "FINISH_BATCH", 16)
+    monkeypatch.setattr("fednca.engines.local_update.LARGE_FINISH_BATCH", 16)
+    monkeypatch.setattr("fednca.engines.local_update.FINISH_BATCH", 16)
     config = tiny(**UNEQUAL, method__name=name, train__precision=precision, evaluate__batch_size=16)
-    job, server = start(config, "cuda")
-    engine = graphs(job)
-    found = play(job, engine, server, 3)
-    without = graphs(job)  # which takes the job's model for itself
-    without.judge.uncaptured.add(what)
-    assert_agree(found, play(job, without, server, 3), atol=1e-6)
-    assert not engine.judge.uncaptured
-    assert (what, 16) in {key[:2] for key in engine.judge.lane.graphs}
+    place, server = start(config, "cuda")
+    engine = graphs(place)
+    found = play(engine, server, 3)
+    without = graphs(place)  # which takes the model for itself
+    without.passes.uncaptured.add(what)
+    assert_agree(found, play(without, server, 3), atol=1e-6)
+    assert not engine.passes.uncaptured
+    assert (what, 16) in {key[:2] for key in engine.passes.lane.graphs}
 
 
-class Waiting(FedAvg):
+class Waiting(Rule):
     """Sums over images by which the host waits for the device."""
 
-    def finish_sums(self, local, images, labels):
+    adds_up: ClassVar[bool] = True
+
+    def sums(self, local, images, labels):
         return {"images": torch.full((), images.sum().item(), dtype=torch.float64, device=images.device)}
 
     def finish(self, local, sums):
         return sums
 
 
-def test_sums_that_cannot_be_captured_are_added_up_without_graphs(monkeypatch):
-    monkeypatch.setattr("parity.create_method", lambda config: Waiting())
-    job, server = start(tiny(**UNEQUAL, train__precision="float64"), "cuda")
-    expected, engine = play(job, job.engine, server, 2), graphs(job)
-    assert_agree(play(job, engine, server, 2), expected, atol=1e-8)  # which scores by graphs thereafter
-    assert engine.judge.uncaptured == {"finish"}
+def test_sums_that_cannot_be_captured_are_added_up_without_graphs():
+    place, server = start(tiny(**UNEQUAL, method__name="fedavg", train__precision="float64"), "cuda")
+    place = replace(place, method=replace(place.method, rule=Waiting()))
+    expected, engine = play(EagerEngine(place), server, 2), graphs(place)
+    assert_agree(play(engine, server, 2), expected, atol=1e-8)  # which scores by graphs thereafter
+    assert engine.passes.uncaptured == {FINISH}
 
 
 def test_more_images_than_were_foreseen_are_scored():
-    job, server = start(tiny(**UNEQUAL, train__precision="float64"), "cuda")
-    engine = GraphEngine(job.engine, [job.val], 1)
-    shards = (job.val, job.test, job.val)
+    place, server = start(tiny(**UNEQUAL, train__precision="float64"), "cuda")
+    engine = graphs(replace(place, test=place.val), 1)
+    shards = (place.val, place.test, place.val)
     found = [engine.predict(server.weights, shard, 16) for shard in shards]
-    expected = [job.engine.predict(server.weights, shard, 16) for shard in shards]
+    expected = [EagerEngine(place).predict(server.weights, shard, 16) for shard in shards]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", method_names())
 def test_a_round_in_float32_is_the_same_up_to_rounding(name):
-    job, server = start(tiny(**UNEQUAL, method__name=name), "cuda")
-    before = play(job, job.engine, server, 3)
-    expected = play(job, job.engine, before.server, 1, before.states, first=4)
-    found = play(job, graphs(job), before.server, 1, before.states, first=4)
+    place, server = start(tiny(**UNEQUAL, method__name=name), "cuda")
+    before = play(EagerEngine(place), server, 3)
+    expected = play(EagerEngine(place), before.server, 1, before.states, first=4)
+    found = play(graphs(place), before.server, 1, before.states, first=4)
     assert distance_of_updates(found.server, expected.server, before.server) < 1e-3
 
 
 def test_bf16_with_kernels_of_our_own_is_as_near_to_float32_as_the_eager_engines():
     changes = {"model__backbone": "resnet18", "data__image_size": 64, "train__optimizer": "sgd", "train__lr": 1e-2}
-    jobs = [start(tiny(**UNEQUAL, **changes, train__precision=each), "cuda") for each in ("float32", "bf16")]
-    (exact, server), (rough, _) = jobs
+    places = [start(tiny(**UNEQUAL, **changes, train__precision=each), "cuda") for each in ("float32", "bf16")]
+    (exact, server), (rough, _) = places
     expected, eager, engine = play(exact, exact.engine, server, 1), play(rough, rough.engine, server, 1), graphs(rough)
     images = rough.test.store.gather(rough.test.rows[:4])
-    for model in (engine.judge.frozen.model, *(slot.model for slot, _ in engine.slots)):
+    for model in (engine.passes.frozen.model, *(slot.model for slot, _ in engine.slots)):
         net = model.backbone.net
         assert type(net.conv1) is FusedStem
         assert stem_usable(images, net.conv1.weight)
@@ -157,14 +161,14 @@ def test_runs_at_once_are_the_runs_alone(tmp_path):
 
 
 def test_clients_that_do_not_fit_wait_for_their_turn(monkeypatch):
-    job, server = start(tiny(**UNEQUAL), "cuda")
-    roomy = graphs(job)
+    place, server = start(tiny(**UNEQUAL), "cuda")
+    roomy = graphs(place)
     free = iter([10**9, 5 * 10**8])  # a slot takes half of what there was, and as much again is left
     monkeypatch.setattr(fednca.engines.graphs.engine, "free_memory", lambda device: next(free))
-    narrow = graphs(job)
+    narrow = graphs(place)
     assert len(narrow.slots) == 1
     assert "1 clients at once (of 4 in a round: the GPU's memory has no room for more)" in narrow.note
-    found, expected = (play(job, engine, server, 2) for engine in (narrow, roomy))
+    found, expected = (play(engine, server, 2) for engine in (narrow, roomy))
     assert_agree(found, expected, atol=0.0)
 
 
@@ -172,12 +176,13 @@ def test_judging_has_its_memory_before_clients_take_theirs(monkeypatch):
     captured = []
 
     def plan(self, wanted, largest, old=GraphEngine._plan):
-        captured.extend(key[:2] for key in self.judge.lane.graphs)
+        captured.extend(key[:2] for key in self.passes.lane.graphs)
         return old(self, wanted, largest)
 
     monkeypatch.setattr(GraphEngine, "_plan", plan)
-    job, _ = start(tiny(**UNEQUAL, evaluate__batch_size=16, engine="graphs"), "cuda")
-    sizes = {*sizes_of(job.val, 16), *sizes_of(job.test, 16)}
+    place, _ = start(tiny(**UNEQUAL, evaluate__batch_size=16, engine="graphs"), "cuda")
+    assert isinstance(select_engine(place), GraphEngine)
+    sizes = {*sizes_of(place.val, 16), *sizes_of(place.test, 16)}
     assert set(captured) == {("score", size) for size in sizes}
 
 
@@ -196,22 +201,23 @@ def test_memory_grows_with_the_clients_of_a_round_and_not_with_all():
             model__backbone="resnet18",
             data__image_size=32,
         )
-        job, server = start(config, "cuda")
-        engine = graphs(job, 5, states_on_device=share == 1)
+        place, server = start(config, "cuda")
+        engine = graphs(place, 5, states_on_device=share == 1)
         torch.cuda.reset_peak_memory_stats()
-        play(job, engine, server, 4)
+        play(engine, server, 4)
         peaks.append(torch.cuda.max_memory_allocated())
-        del job, server, engine
+        del place, server, engine
     assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_a_step_that_cannot_be_captured_falls_back_to_the_eager_engine(monkeypatch):
-    def losses(self, model, images, labels, local):
-        loss = FedAvg.losses(self, model, images, labels, local)["bce"]
+    def losses(self, *given, usual=Learner.losses):
+        loss = usual(self, *given)["bce"]
         return {"bce": loss if loss.item() > 0 else -loss}  # waits for the device
 
-    monkeypatch.setattr("fednca.methods.fedprox.FedProx.losses", losses)
-    job, server = start(tiny(**UNEQUAL, method__name="fedprox", engine="auto"), "cuda")
-    assert isinstance(job.engine, EagerEngine)
-    assert job.engine.note.startswith("engine: eager, since a step cannot be captured")
-    assert play(job, job.engine, server, 1).results
+    monkeypatch.setattr(Learner, "losses", losses)
+    place, server = start(tiny(**UNEQUAL, method__name="fedprox", engine="auto"), "cuda")
+    engine = select_engine(place)
+    assert isinstance(engine, EagerEngine)
+    assert engine.note.startswith("engine: eager, since a step cannot be captured")
+    assert play(engine, server, 1).results

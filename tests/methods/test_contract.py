@@ -4,10 +4,9 @@ import pytest
 import torch
 from helpers import Stop, StopAfter, tiny
 
-import fednca.runs
 from fednca.methods import find_method, method_names
-from fednca.methods.contract import Server
-from fednca.methods.fedavg import FedAvg
+from fednca.methods.contract import About, Closing, Method, Rule, Server
+from fednca.methods.fedavg import LinearLearner
 from fednca.runs import resume, train
 
 
@@ -58,25 +57,15 @@ def test_every_criterion_works_with_every_head(criterion, learner, tmp_path):
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_and_option_is_described(name):
     found = find_method(name)
+    assert found.name == name
     assert found.about.formula
-    assert found.__doc__ != FedAvg.__doc__ or found is FedAvg
-    assert [option for option, field in found.Hyper.model_fields.items() if not field.description] == []
+    assert [each for each in method_names() if find_method(each).about.summary == found.about.summary] == [name]
+    for part in found.parts.values():
+        assert [option for option, field in type(part).model_fields.items() if not field.description] == []
 
 
-class Everything(FedAvg):
-    """Uses every part of the contract in a way that can be counted."""
-
-    closes = True
-
-    def start_server(self, weights):
-        return {"rounds": torch.zeros(()), "images": torch.zeros(3)}
-
-    def start_client(self, weights):
-        assert all(weight.requires_grad for weight in weights.values())
-        return {"visits": torch.zeros(())}
-
-    def send(self, server):
-        return {"rounds": server.state["rounds"]}
+class EveryLoss(LinearLearner):
+    """Compares with the model that the update began with."""
 
     def losses(self, model, images, labels, local):
         frozen, live = local.global_model(images).logits, model(images).logits
@@ -88,6 +77,22 @@ class Everything(FedAvg):
             "near": 0.1 * (live - frozen).square().mean(),
         }
 
+
+class EveryStep(Rule):
+    """Uses every part of a rule in a way that can be counted."""
+
+    adds_up = True
+
+    def start_server(self, weights, clients):
+        return {"rounds": torch.zeros(()), "images": torch.zeros(clients)}
+
+    def start_client(self, weights):
+        assert all(weight.requires_grad for weight in weights.values())
+        return {"visits": torch.zeros(())}
+
+    def send(self, server):
+        return {"rounds": server.state["rounds"]}
+
     def penalties(self, local):
         assert not any("running" in name for name in local.weights)
         return {"prox": sum((w - local.start[name]).square().sum() for name, w in local.weights.items()) / 2}
@@ -95,7 +100,7 @@ class Everything(FedAvg):
     def correct(self, local):
         local.weights["head.linear.bias"].zero_()
 
-    def finish_sums(self, local, images, labels):
+    def sums(self, local, images, labels):
         return {"images": torch.ones(len(images)).sum()}
 
     def finish(self, local, sums):
@@ -104,25 +109,32 @@ class Everything(FedAvg):
         local.state["visits"] = local.state["visits"] + 1
         return {"images": sums["images"]}
 
-    def aggregate(self, server, updates, shares):
+    def combine(self, server, updates, shares, clients):
+        assert clients == 3
         images = server.state["images"].clone()
         for update in updates:
             images[update.client] += update.extra["images"]
-        averaged = super().aggregate(server, updates, shares)
+        averaged = super().combine(server, updates, shares, clients)
         return Server(averaged.weights, {"rounds": server.state["rounds"] + 1, "images": images})
 
-    def close_sums(self, model, images, labels):
+
+class CountPositives(Closing):
+    """Counts each class's positives into the bias."""
+
+    def sums(self, model, images, labels, asked):
         assert not model.training
         return {"positives": labels.sum(0)}
 
-    def close_server(self, server, sums):
-        total = sum(each["positives"] for each in sums)
-        return Server(server.weights | {"head.linear.bias": total}, server.state)
+    def close(self, server):
+        total = yield {}
+        return Server(server.weights | {"head.linear.bias": total["positives"]}, server.state)
 
 
-def test_a_method_that_uses_the_whole_contract_is_served_before_and_after_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr(fednca.runs, "create_method", lambda config: Everything())
-    config = tiny(method__name="fedavg", train__rounds=5, train__participation=0.7)
+EVERYTHING = Method("everything", About("", "", ""), EveryLoss(), EveryStep(), CountPositives())
+
+
+def test_a_method_that_uses_the_whole_contract_is_served_before_and_after_a_resume(tmp_path):
+    config = tiny(method__name=f"{__name__}:EVERYTHING", train__rounds=5, train__participation=0.7)
     with pytest.raises(Stop):
         train(config, tmp_path / "run", [StopAfter(2)])
     run = resume(tmp_path / "run")

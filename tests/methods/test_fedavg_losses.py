@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import small_model
 from torch.testing import assert_close
 
 from fednca.base.errors import FedncaError
 from fednca.config import validate
 from fednca.measures.losses import asymmetric, balanced_bce
-from fednca.methods.fedavg_asl import FedAvgASL, FedAvgASLHyper
-from fednca.methods.fedavg_balanced import FedAvgBalanced
-from fednca.models import Classifier, build_backbone
+from fednca.methods.fedavg_asl import AsymmetricLearner
+from fednca.methods.fedavg_balanced import BalancedLearner
 
 
 def batch(unknown=0.0):
@@ -94,26 +94,25 @@ def test_unknown_labels_have_no_gradient_and_known_ones_have(loss):
 
 
 @pytest.mark.parametrize(
-    ("method", "reference"),
+    ("learner", "reference"),
     [
-        (FedAvgBalanced(), naive_balanced),
-        (FedAvgASL(), lambda logits, y: naive_asymmetric(logits, y, 4.0, 0.0, 0.05)),
+        (BalancedLearner(), naive_balanced),
+        (AsymmetricLearner(), lambda logits, y: naive_asymmetric(logits, y, 4.0, 0.0, 0.05)),
         (
-            FedAvgASL(FedAvgASLHyper(gamma_neg=2.0, gamma_pos=1.0, clip=0.1)),
+            AsymmetricLearner(gamma_neg=2.0, gamma_pos=1.0, clip=0.1),
             lambda logits, y: naive_asymmetric(logits, y, 2.0, 1.0, 0.1),
         ),
     ],
 )
-def test_the_methods_train_on_their_loss(method, reference):
-    torch.manual_seed(0)
-    model = Classifier(build_backbone("resnet-small"), method.head(Task(tuple("abcde"), 64))).double().eval()
+def test_the_methods_train_on_their_loss(learner, reference):
+    model = small_model(learner, "abcde").double().eval()
     images, (_, y) = torch.randn(6, 3, 16, 16, dtype=torch.float64), batch()
-    (loss,) = method.losses(model, images, y, None).values()
+    (loss,) = learner.losses(model, images, y, None).values()
     assert loss.item() == pytest.approx(reference(model(images).logits.detach(), y), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gamma_neg", "gamma_pos"])
 def test_a_power_below_one_is_refused_in_one_sentence(name):
     with pytest.raises(FedncaError, match=rf"{name}': a power of 0.5 has no finite slope at 0; use 0 or at least 1$"):
-        validate(FedAvgASLHyper, {name: 0.5})
-    assert getattr(validate(FedAvgASLHyper, {name: 1.0}), name) == 1.0
+        validate(AsymmetricLearner, {name: 0.5})
+    assert getattr(validate(AsymmetricLearner, {name: 1.0}), name) == 1.0

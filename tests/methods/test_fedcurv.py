@@ -4,17 +4,17 @@ import threading
 
 import pytest
 import torch
-from fisher_cases import by_a_loop, fisher_diagonal, local_of
-from helpers import LeastSquares, tiny
+from fisher_cases import by_a_loop, fisher_diagonal, trained_weights
+from helpers import LeastSquares, local_of, small_model, tiny
 from torch import nn
 
 import fednca.measures.fisher
-from fednca.measures.fisher import layers_tell, plain_attention, squares_of_convolution
+from fednca.measures.fisher import layers_suffice, plain_attention, squares_of_convolution
 from fednca.methods.contract import Server, Update
-from fednca.methods.fedavg import FedAvg
-from fednca.methods.fedcurv import FedCurv, FedCurvHyper
-from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
-from fednca.models import Classifier, Output, build_backbone
+from fednca.methods.fedavg import LinearLearner
+from fednca.methods.fedcurv import OthersCurvature
+from fednca.methods.fednca_ml import FedNCAMLLearner
+from fednca.models import Classifier, Output
 from fednca.runs import train
 
 
@@ -23,23 +23,22 @@ def test_fisher_of_two_points_by_hand():
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 2.0)
     points = torch.tensor([[1.0, 1.0], [2.0, 1.0]], dtype=torch.float64)
-    fisher = fisher_diagonal(LeastSquares(), local_of(model), [(torch.zeros(2, 3, 1, 1), points)])
+    fisher = fisher_diagonal(LeastSquares(), model, [(torch.zeros(2, 3, 1, 1), points)])
     assert float(fisher["weight"]) == 18.5
 
 
 LEARNERS = [
-    FedAvg(),
-    FedNCAML(),
-    FedNCAML(FedNCAMLHyper(queries="learnable", lambda2=0.5)),
-    FedNCAML(FedNCAMLHyper(variant="released")),
+    LinearLearner(),
+    FedNCAMLLearner().decided(pretrained=False),
+    FedNCAMLLearner(queries="learnable", lambda2=0.5).decided(pretrained=False),
+    FedNCAMLLearner(variant="released").decided(pretrained=False),
 ]
 
 
 @pytest.mark.parametrize("learner", LEARNERS, ids=["fedavg", "paper", "queries", "released"])
 def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypatch):
     monkeypatch.setattr(fednca.measures.fisher, "MOST", 4)  # batches of 6 and 3: chunks of 4, 2 and 3
-    torch.manual_seed(0)
-    model = Classifier(build_backbone("resnet-small"), learner.head(Task(tuple("abcde"), 64))).double()
+    model = small_model(learner, "abcde").double()
     images = torch.randn(9, 3, 16, 16, dtype=torch.float64)
     labels = (torch.rand(9, 5) < 0.4).double()
     labels[2, 1] = -1  # unknown
@@ -49,9 +48,8 @@ def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypat
     model(images)  # running statistics unlike a batch's own
     next(model.parameters()).requires_grad_(False)
 
-    local = local_of(model)
-    assert layers_tell(local) == isinstance(learner, FedAvg)
-    fisher = fisher_diagonal(learner, local, [(images[:6], labels[:6]), (images[6:], labels[6:])])
+    assert layers_suffice(model, trained_weights(model)) == isinstance(learner, LinearLearner)
+    fisher = fisher_diagonal(learner, model, [(images[:6], labels[:6]), (images[6:], labels[6:])])
 
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
     assert all(bool((each > 0).any()) for each in fisher.values())
@@ -67,26 +65,25 @@ def test_fisher_is_the_mean_over_samples_of_squared_gradients(learner, monkeypat
 )
 def test_fisher_of_convolutions_of_all_shapes(shape):
     torch.manual_seed(0)
-    learner = FedAvg()
-    model = Classifier(nn.Conv2d(3, 4, **shape), learner.head(Task(tuple("ab"), 4))).double()
+    learner = LinearLearner()
+    model = Classifier(nn.Conv2d(3, 4, **shape), learner.build_head(("a", "b"), 4)).double()
     images, labels = torch.randn(4, 3, 13, 10, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
-    local = local_of(model)
-    assert layers_tell(local)
-    fisher = fisher_diagonal(learner, local, [(images.to(memory_format=torch.channels_last), labels)])
+    assert layers_suffice(model, trained_weights(model))
+    fisher = fisher_diagonal(learner, model, [(images.to(memory_format=torch.channels_last), labels)])
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("trained", ["all", "the last convolution and the head", "the head"])
 def test_fisher_of_a_network_that_is_trained_in_part(trained):
     torch.manual_seed(0)
-    learner = FedAvg()
+    learner = LinearLearner()
     first, last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3, bias=False)
     backbone = nn.Sequential(first, nn.ReLU(inplace=True), last, nn.ReLU(inplace=True))  # each overwrites an output
-    model = Classifier(backbone, learner.head(Task(tuple("ab"), 6))).double()
+    model = Classifier(backbone, learner.build_head(("a", "b"), 6)).double()
     first.requires_grad_(trained == "all")
     last.requires_grad_(trained != "the head")
     images, labels = torch.randn(4, 3, 7, 6, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
-    fisher = fisher_diagonal(learner, local_of(model), [(images, labels)])
+    fisher = fisher_diagonal(learner, model, [(images, labels)])
     expected = by_a_loop(learner, model, images, labels)
     assert len(fisher) == {"all": 5, "the last convolution and the head": 3, "the head": 2}[trained]
     torch.testing.assert_close(fisher, expected, rtol=1e-9, atol=1e-14)
@@ -105,10 +102,10 @@ class Twice(nn.Module):
 
 def test_fisher_of_a_layer_that_is_used_twice():
     torch.manual_seed(0)
-    learner = FedAvg()
-    model = Classifier(Twice(), learner.head(Task(tuple("ab"), 3))).double()
+    learner = LinearLearner()
+    model = Classifier(Twice(), learner.build_head(("a", "b"), 3)).double()
     images, labels = torch.randn(4, 3, 5, 5, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
-    fisher = fisher_diagonal(learner, local_of(model), [(images, labels)])
+    fisher = fisher_diagonal(learner, model, [(images, labels)])
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
 
 
@@ -141,12 +138,11 @@ class TokenHead(nn.Module):
 
 def test_fisher_of_a_linear_layer_on_several_tokens():
     torch.manual_seed(0)
-    learner = FedAvg()
+    learner = LinearLearner()
     model = Classifier(nn.Conv2d(3, 4, 3), TokenHead()).double()
     images, labels = torch.randn(4, 3, 7, 6, dtype=torch.float64), torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0]])
-    local = local_of(model)
-    assert layers_tell(local)
-    fisher = fisher_diagonal(learner, local, [(images, labels)])
+    assert layers_suffice(model, trained_weights(model))
+    fisher = fisher_diagonal(learner, model, [(images, labels)])
     torch.testing.assert_close(fisher, by_a_loop(learner, model, images, labels), rtol=1e-9, atol=1e-14)
 
 
@@ -161,12 +157,11 @@ def test_the_penalty_is_the_sum_over_the_other_clients_up_to_a_constant():
         {f"u/{name}": u[k][name] for name in shapes} | {f"v/{name}": u[k][name] * w[k][name] for name in shapes}
         for k in range(clients)
     ]
-    method = FedCurv(FedCurvHyper(lam=0.7))
-    method.clients = clients
-    server = Server(w[0], method.start_server(dict(model.named_parameters())))
+    rule = OthersCurvature(lam=0.7)
+    server = Server(w[0], rule.start_server(dict(model.named_parameters()), clients))
     for k in (3, 0, 2, 1):  # one client per round
-        server = method.aggregate(server, [Update(k, w[k], uploads[k], samples=1, steps=1)], [1.0])
-    local = local_of(model, received=method.send(server), state=uploads[me])
+        server = rule.combine(server, [Update(k, w[k], uploads[k], samples=1, steps=1)], [1.0], clients)
+    local = local_of(model, LinearLearner(), received=rule.send(server), state=uploads[me])
 
     def explicit():
         return 0.7 * sum(
@@ -181,7 +176,7 @@ def test_the_penalty_is_the_sum_over_the_other_clients_up_to_a_constant():
         with torch.no_grad():
             for weight in model.parameters():
                 weight.normal_()
-        found, expected = method.penalties(local)["curv"], explicit()
+        found, expected = rule.penalties(local)["curv"], explicit()
         gaps.append(float((expected - found).detach()))
         for one, other in zip(*(torch.autograd.grad(f, model.parameters()) for f in (found, expected)), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
@@ -217,7 +212,7 @@ def test_with_sampled_clients_the_server_keeps_what_each_sent_last(learner, tmp_
     for name, weight in run.model("last").named_parameters():  # the only client of the round: its weights are global
         torch.testing.assert_close(state.clients[last][f"v/{name}"], state.clients[last][f"u/{name}"] * weight.detach())
     uploaded = sum(tensor.numel() for tensor in state.clients[last].values())
-    assert uploaded == FedCurv.extra_copies * sum(p.numel() for p in run.model("last").parameters())
+    assert uploaded == OthersCurvature.copies * sum(p.numel() for p in run.model("last").parameters())
 
 
 def test_runs_at_once_leave_the_switches_of_attention_as_they_were():
@@ -241,3 +236,12 @@ def test_runs_at_once_leave_the_switches_of_attention_as_they_were():
         thread.join()
     assert all(event.is_set() for event in entered)
     assert switches() == before == (True, True, True)
+
+
+@pytest.mark.parametrize("learner", ["fednca-ml", "fedlgt", "ml-decoder"])
+def test_bf16_trains_with_every_head_and_its_fisher_is_near_float32s(learner, tmp_path):
+    config = tiny(method__name="fedcurv", method__learner=learner, train__rounds=1)
+    exact = train(config, tmp_path / "float32").state("last").server.state
+    rounded = train(config.replace({"train.precision": "bf16"}), tmp_path / "bf16").state("last").server.state
+    diagonals = [torch.cat([own[name].flatten() for name in exact if "/u/" in name]) for own in (exact, rounded)]
+    assert torch.nn.functional.cosine_similarity(*diagonals, dim=0) > 0.9

@@ -2,18 +2,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import small_model
 from torch.testing import assert_close
 
-from fednca.methods.fedetf import FedETF, FedETFHyper
-from fednca.models import Classifier, build_backbone
-
-TASK = Task(tuple("abcdef"), 64)
+from fednca.methods.fedetf import CosineLearner
 
 
 def build(**options):
-    torch.manual_seed(0)
-    method = FedETF(FedETFHyper(**options))
-    return method, Classifier(build_backbone("resnet-small"), method.head(TASK))
+    learner = CosineLearner(**options)
+    return learner, small_model(learner)
 
 
 def test_logits_are_scaled_cosines_with_a_simplex():
@@ -30,28 +27,28 @@ def test_logits_are_scaled_cosines_with_a_simplex():
 
 
 def test_only_the_scale_of_the_head_is_trained_and_sent():
-    method, model = build()
+    learner, model = build()
     assert [name for name in model.state_dict() if name.startswith("head")] == ["head.scale"]
     assert model.head.scale.item() == 10
     images, labels = torch.randn(8, 3, 16, 16), (torch.rand(8, 6) < 0.4).float()
     logits = model.eval()(images).logits.detach()
-    method.losses(model, images, labels, None)["bce"].backward()
+    learner.losses(model, images, labels, None)["bce"].backward()
     # d BCE/ds = mean of (σ(a) - y)·cos, with cos = a/10
     assert_close(model.head.scale.grad, ((logits.sigmoid() - labels) * logits / 10).mean())
 
 
 def test_the_loss_is_bce():
-    method, model = build()
+    learner, model = build()
     model.eval()
     images, labels = torch.randn(8, 3, 16, 16), (torch.rand(8, 6) < 0.4).float()
     expected = F.binary_cross_entropy_with_logits(model(images).logits, labels)
-    assert_close(method.losses(model, images, labels, None)["bce"], expected)
+    assert_close(learner.losses(model, images, labels, None)["bce"], expected)
 
 
 def test_the_etf_depends_on_its_own_seed_alone():
     first = build()[1].head.prototypes
     torch.manual_seed(1)
-    assert torch.equal(FedETF().head(TASK).prototypes, first)
+    assert torch.equal(CosineLearner().build_head(tuple("abcdef"), 64).prototypes, first)
     assert not torch.allclose(build(etf_seed=1)[1].head.prototypes, first, atol=0.1)
 
 

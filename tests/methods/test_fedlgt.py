@@ -6,25 +6,31 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import local_of, small_model
 from scipy.stats import chisquare
 from torch.testing import assert_close
 
 from fednca.base.errors import FedncaError
-from fednca.methods.contract import Local
-from fednca.methods.fedlgt import FedLGT, FedLGTHyper, draw_revealed
-from fednca.models import Classifier, build_backbone
+from fednca.methods.fedlgt import LabelTransformerLearner, draw_revealed
 
 C, D = 8, 64
-TASK = Task(tuple("abcdefgh"), D)
+CLASSES = "abcdefgh"
+
+
+def build_learner(**options):
+    return LabelTransformerLearner(text="random", **options)
+
+
+def build_head(**options):
+    return build_learner(**options).build_head(tuple(CLASSES), D)
 
 
 class Scene:
-    """A method, its model, a batch, and a record of what reaches the head and leaves it."""
+    """A learner, its model, a batch, and a record of what reaches the head and leaves it."""
 
     def __init__(self, **options):
-        torch.manual_seed(0)
-        self.method = FedLGT(FedLGTHyper(text="random", **options))
-        self.model = Classifier(build_backbone("resnet-small"), self.method.head(TASK)).double().eval()
+        self.learner = build_learner(**options)
+        self.model = small_model(self.learner, CLASSES).double().eval()
         self.images = torch.randn(16, 3, 16, 16).double()
         self.labels = (torch.rand(16, C) < 0.4).double().masked_fill(torch.rand(16, C) < 0.1, -1)
         self.start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -35,12 +41,11 @@ class Scene:
             output.logits.retain_grad()
 
     def losses(self, labels=None, seed=3):
-        rng = torch.Generator().manual_seed(seed)
-        local = Local(0, 1, 1e-3, self.model, self.start, {}, {}, rng)
+        local = local_of(self.model, self.learner, start=self.start, rng=torch.Generator().manual_seed(seed))
         assert not local.global_model.training  # and copied before there is a hook to copy
         labels = self.labels if labels is None else labels
         with self.model.head.register_forward_hook(self._record):
-            return self.method.losses(self.model, self.images, labels, local)["bce"]
+            return self.learner.losses(self.model, self.images, labels, local)["bce"]
 
 
 def test_a_hidden_labels_logit_does_not_depend_on_its_truth_and_its_loss_does():
@@ -95,12 +100,12 @@ def test_labels_the_global_model_is_undecided_about_are_hidden_in_every_sample()
                 hidden_again.add(i)
             elif drawn[i, c]:
                 expected[i, c] = scene.labels[i, c]
-    scene.method = FedLGT(FedLGTHyper(text="random", band_low=low, band_high=high))
+    scene.learner = build_learner(band_low=low, band_high=high)
     scene.losses()
     assert len(hidden_again) > 4
     assert torch.equal(scene.known, expected)
 
-    scene.method = FedLGT(FedLGTHyper(text="random", band_low=1.0, band_high=0.0))
+    scene.learner = build_learner(band_low=1.0, band_high=0.0)
     scene.losses()
     assert torch.equal(scene.known >= 0, drawn)
 
@@ -183,27 +188,30 @@ def test_texts_and_states_are_frozen_unsent_and_the_same_for_every_training_seed
     head = scene.model.head
     assert not any("texts" in name or "states" in name for name in scene.model.state_dict())
     torch.manual_seed(1)
-    other = scene.method.head(TASK).double()
+    other = build_head().double()
     assert torch.equal(other.texts, head.texts)
     assert torch.equal(other.states, head.states)
     assert_close(head.states @ head.states.T, torch.eye(3).double(), rtol=0, atol=1e-6)
-    assert not torch.allclose(FedLGT(FedLGTHyper(text="random", table_seed=1)).head(TASK).states.double(), head.states)
+    assert not torch.allclose(build_head(table_seed=1).states.double(), head.states)
 
 
 def test_the_origin_of_the_texts_is_told():
-    assert FedLGT(FedLGTHyper(text="random")).note == "text table: random orthonormal stand-in"
-    assert FedLGT(FedLGTHyper(text="some/voc20.npz")).note == "text table: file voc20.npz"
-    assert FedLGT().hyper.text in {"clip", "random"}
-    assert FedLGT.clip_norm == 10
+    def decided(**options):
+        return LabelTransformerLearner(**options).decided(pretrained=False)
+
+    assert decided(text="random").note == "text table: random orthonormal stand-in"
+    assert decided(text="some/voc20.npz").note == "text table: file voc20.npz"
+    assert decided().text in {"clip", "random"}
+    assert decided().clip_norm == 10
     with pytest.raises(FedncaError, match="text table 'bert' is not known"):
-        FedLGT(FedLGTHyper(text="bert"))
+        decided(text="bert")
 
 
 def test_heads_must_divide_the_channels():
     with pytest.raises(FedncaError, match="5 attention heads do not divide 64 channels"):
-        FedLGT(FedLGTHyper(text="random", heads=5)).head(TASK)
+        build_head(heads=5)
 
 
 def test_dropout_is_the_one_that_is_set():
-    head = FedLGT(FedLGTHyper(text="random", dropout=0.3)).head(TASK)
+    head = build_head(dropout=0.3)
     assert {module.p for module in head.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}

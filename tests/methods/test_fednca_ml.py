@@ -1,18 +1,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import small_model
 
 from fednca.base.errors import FedncaError
-from fednca.methods.fednca_ml import FedNCAML, FedNCAMLHyper
-from fednca.models import Classifier, build_backbone
-
-TASK = Task(tuple("abcdef"), 64)
+from fednca.methods.fednca_ml import FedNCAMLLearner
 
 
 def build(pretrained=False, **options):
-    torch.manual_seed(0)
-    method = FedNCAML(FedNCAMLHyper(**options), pretrained=pretrained)
-    return method, Classifier(build_backbone("resnet-small"), method.head(TASK))
+    learner = FedNCAMLLearner(**options).decided(pretrained)
+    return learner, small_model(learner)
 
 
 def batch():
@@ -33,8 +30,8 @@ def batch():
     ],
 )
 def test_what_is_left_open_follows_from_variant_head_and_backbone(pretrained, options, resolved):
-    hyper = FedNCAML(FedNCAMLHyper(**options), pretrained=pretrained).hyper
-    assert (hyper.lambda1, hyper.lambda2, hyper.position) == resolved
+    learner = FedNCAMLLearner(**options).decided(pretrained)
+    assert (learner.lambda1, learner.lambda2, learner.position) == resolved
 
 
 ROWS = [  # the component ablation after its FedAvg row, then the query ablation
@@ -51,8 +48,8 @@ ROWS = [  # the component ablation after its FedAvg row, then the query ablation
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize(("options", "terms"), ROWS)
 def test_every_row_of_the_ablations_trains(options, terms, variant):
-    method, model = build(variant=variant, **options)
-    losses = method.losses(model, *batch(), None)
+    learner, model = build(variant=variant, **options)
+    losses = learner.losses(model, *batch(), None)
     assert set(losses) == terms
     sum(losses.values()).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -61,16 +58,16 @@ def test_every_row_of_the_ablations_trains(options, terms, variant):
 def test_the_etf_is_neither_trained_nor_sent_and_the_same_for_every_training_seed():
     _, model = build()
     torch.manual_seed(1)
-    other = FedNCAML().head(TASK)
+    other = FedNCAMLLearner().decided(pretrained=False).build_head(tuple("abcdef"), 64)
     assert not any("prototypes" in name or "queries" in name for name in model.state_dict())
     assert torch.equal(model.head.prototypes, other.prototypes)
     assert torch.equal(model.head.ladm.queries, model.head.prototypes)
 
 
 def test_train_etf_makes_it_a_weight_like_any_other():
-    method, model = build(train_etf=True)
+    learner, model = build(train_etf=True)
     assert "head.prototypes" in model.state_dict()
-    sum(method.losses(model, *batch(), None).values()).backward()
+    sum(learner.losses(model, *batch(), None).values()).backward()
     assert model.head.prototypes.grad.abs().sum() > 0
 
 
@@ -85,15 +82,15 @@ def test_learnable_queries_are_sent_and_start_where_they_should():
 
 
 def test_released_computation_from_its_parts():
-    method, model = build(variant="released", lambda1=0.3, lambda2=0.7)
-    assert method.betas == (0.9, 0.98)
+    learner, model = build(variant="released", lambda1=0.3, lambda2=0.7)
+    assert learner.betas == (0.9, 0.98)
     assert torch.equal(model.head.prototypes.count_nonzero(dim=0) > 0, torch.arange(64) < 6)  # U: the first axes
     images, labels = batch()
     with torch.no_grad():
         model.head.scale.fill_(7.0)
         model.head.bias.copy_(torch.arange(6) / 10)
     model.eval()
-    losses = method.losses(model, images, labels, None)
+    losses = learner.losses(model, images, labels, None)
     H, M = model(images).features, model.head.prototypes
     scores = 7.0 * H @ M.T + torch.arange(6) / 10
 
@@ -112,4 +109,4 @@ def test_released_computation_from_its_parts():
 
 def test_a_pooled_head_refuses_the_regularisers():
     with pytest.raises(FedncaError, match="head 'etf' has no feature per class"):
-        FedNCAML(FedNCAMLHyper(head="etf", lambda2=1.0))
+        FedNCAMLLearner(head="etf", lambda2=1.0).decided(pretrained=False)

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from helpers import LeastSquares, tiny
+from helpers import LeastSquares, line_trainer, local_of, one_point, tiny
 from torch import nn
 
 from fednca.config import TrainConfig
-from fednca.engines.eager import EagerEngine
-from fednca.engines.images import ImageStore, Shard
-from fednca.methods.contract import Local, Server
-from fednca.methods.fedprox import FedProx, FedProxHyper
+from fednca.methods.fedprox import Proximal
 from fednca.runs import train
 
 
@@ -17,15 +14,10 @@ def test_one_client_follows_the_closed_form():
     # One point x = 2, y = 6 and f(w) = ½(2w - 6)² has curvature a = 4 and optimum b = 3. From w0 = 1 the gradient
     # step on f + μ/2·(w - w0)² is w ← w - lr·[a(w - b) + μ(w - w0)]: it shrinks the distance to
     # w̄ = (a·b + μ·w0)/(a + μ) by 1 - lr·(a + μ) each time. With μ = 1: w̄ = 13/5, and 1 - 0.1·5 = ½ per step.
-    points = torch.tensor([[2.0, 6.0]], dtype=torch.float64)
-    store = ImageStore(torch.zeros(1, 1, 1, 3, dtype=torch.uint8), torch.zeros(3), torch.ones(3))
-    shard = Shard(store, torch.arange(1), points)
-    model = nn.Linear(1, 1, bias=False).double()
-    method = FedProx(FedProxHyper(mu=1.0), learner=LeastSquares())
+    start = {"weight": torch.ones(1, 1, dtype=torch.float64)}
     for steps in range(1, 6):
         config = TrainConfig(optimizer="sgd", lr=0.1, weight_decay=0.0, local_epochs=steps)
-        server = Server({"weight": torch.ones(1, 1, dtype=torch.float64)})
-        (result,) = EagerEngine(method, model, [shard], config, seed=0).train(1, [0], server, {})
+        result = line_trainer(Proximal(mu=1.0), config).update(1, 0, one_point(2.0, 6.0), start, {}, {})
         assert float(result.update.weights["weight"]) == pytest.approx(2.6 + 0.5**steps * (1 - 2.6), abs=1e-12)
 
 
@@ -36,8 +28,7 @@ def test_the_term_is_half_mu_times_the_squared_distance_of_the_trainable_weights
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.add_(3)  # all: weights, the frozen bias, running statistics, the counter
-    local = Local(0, 1, 0.1, model, start, {}, {}, torch.Generator())
-    term = FedProx(FedProxHyper(mu=0.5)).penalties(local)["prox"]
+    term = Proximal(mu=0.5).penalties(local_of(model, LeastSquares(), start=start))["prox"]
     # 4 + 2 weights of the linear layer and 2 scales of the normalisation have each moved by 3: 0.5/2·8·9 = 18
     assert float(term.detach()) == pytest.approx(18)
     (2 * term).backward()

@@ -2,18 +2,18 @@ import math
 
 import torch
 import torch.nn.functional as F
+from helpers import small_model
 from torch.testing import assert_close
 
-from fednca.methods.ml_decoder import MLDecoder, MLDecoderHyper
-from fednca.models import Classifier, build_backbone, sincos_table
+from fednca.methods.ml_decoder import DecoderLearner
+from fednca.models import sincos_table
 
 C, D, HEADS = 5, 16, 4
-TASK = Task(tuple("abcde"), D)
 
 
 def build(**options):
     torch.manual_seed(0)
-    return MLDecoder(MLDecoderHyper(**options)).head(TASK).double()
+    return DecoderLearner(**options).build_head(tuple("abcde"), D).double()
 
 
 def layer_norm(x, norm):
@@ -64,16 +64,15 @@ def test_the_head_is_one_decoder_layer_without_self_attention():
 
 
 def test_every_weight_of_the_head_is_trained_and_sent_and_the_loss_is_bce():
-    torch.manual_seed(0)
-    method = MLDecoder()
-    model = Classifier(build_backbone("resnet-small"), method.head(Task(tuple("abcdef"), 64)))
+    learner = DecoderLearner()
+    model = small_model(learner)
     assert model.state_dict()["head.attention.queries"].shape == (6, 64)
     assert model.state_dict()["head.ffn.0.weight"].shape == (128, 64)
     images, labels = torch.randn(8, 3, 16, 16), (torch.rand(8, 6) < 0.4).float()
-    losses = method.losses(model, images, labels, None)
+    losses = learner.losses(model, images, labels, None)
     losses["bce"].backward()
     flat = [name for name, p in model.head.named_parameters() if p.grad is None or not p.grad.any()]
     assert flat == []
     model.eval()
     expected = F.binary_cross_entropy_with_logits(model(images).logits, labels)
-    assert_close(method.losses(model, images, labels, None)["bce"], expected)
+    assert_close(learner.losses(model, images, labels, None)["bce"], expected)

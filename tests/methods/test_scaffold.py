@@ -2,19 +2,14 @@
 
 import pytest
 import torch
-from helpers import LeastSquares, tiny
+from helpers import line_trainer, one_point, tiny
+from parity import start
 from torch import nn
 
 from fednca.config import TrainConfig
-from fednca.data.load import federate
 from fednca.engines.eager import EagerEngine
-from fednca.engines.images import ImageStore, Shard
-from fednca.engines.model import build_model
-from fednca.engines.workplace import build_workplace
-from fednca.methods import create_method
-from fednca.methods.contract import Server
-from fednca.methods.fedavg import FedAvg
-from fednca.methods.scaffold import Scaffold
+from fednca.methods.contract import Rule, Server
+from fednca.methods.scaffold import ControlVariates
 from fednca.runs import train
 
 
@@ -23,18 +18,17 @@ def play(rule, points, rounds, *, steps, lr, optimizer="sgd"):
 
     A point makes a parabola of curvature a = x² and optimum b = y/x. All start from w = 0.
     """
-    method = rule(learner=LeastSquares())
-    method.clients = len(points)
-    store = ImageStore(torch.zeros(1, 1, 1, 3, dtype=torch.uint8), torch.zeros(3), torch.ones(3))
-    shards = [Shard(store, torch.arange(1), torch.tensor([point], dtype=torch.float64)) for point in points]
+    shards = [one_point(*point) for point in points]
     config = TrainConfig(optimizer=optimizer, lr=lr, weight_decay=0.0, local_epochs=steps)
-    engine = EagerEngine(method, nn.Linear(1, 1, bias=False).double(), shards, config, seed=0)
+    trainer = line_trainer(rule, config)
     weights = {"weight": torch.zeros(1, 1, dtype=torch.float64)}
-    server, states = Server(weights, method.start_server(weights)), {}
+    server, states = Server(weights, rule.start_server(weights, len(points))), {}
     for number, clients in enumerate(rounds, 1):
-        results = list(engine.train(number, clients, server, states))
+        received = rule.send(server)
+        results = [trainer.update(number, k, shards[k], server.weights, received, states.get(k, {})) for k in clients]
         states |= {result.update.client: result.state for result in results}
-        server = method.aggregate(server, [result.update for result in results], [1 / len(results)] * len(results))
+        shares = [1 / len(results)] * len(results)
+        server = rule.combine(server, [result.update for result in results], shares, len(points))
         controls = [float(states.get(k, {}).get("weight", 0)) for k in range(len(points))]
         yield float(server.weights["weight"]), float(server.state.get("weight", 0)), controls
 
@@ -46,7 +40,7 @@ def test_two_rounds_of_two_clients_by_hand():
     # Round 2. A: c - c_A = 2.4375, so w ← w - ½(w - 4 + 2.4375) = w - ½(w - 1.5625): 0.5625 → 1.0625 → 1.3125.
     #   B: c - c_B = -2.4375, so w ← w - ½(¼(w + 8) - 2.4375) = w - ⅛(w - 1.75): 0.5625 → 0.7109375 → 0.8408203125.
     #   c_A = -3 + 0.5625 + (0.5625 - 1.3125) = -3.1875, c_B = 1.875 + 0.5625 + (0.5625 - 0.8408203125).
-    first, second = play(Scaffold, [(1.0, 4.0), (0.5, -4.0)], [[0, 1], [0, 1]], steps=2, lr=0.5)
+    first, second = play(ControlVariates(), [(1.0, 4.0), (0.5, -4.0)], [[0, 1], [0, 1]], steps=2, lr=0.5)
     assert first == (0.5625, -0.5625, [-3.0, 1.875])
     assert second == (1.07666015625, -0.51416015625, [-3.1875, 2.1591796875])  # sums of powers of two: exact
 
@@ -59,8 +53,8 @@ def test_it_reaches_the_joint_optimum_where_fedavg_does_not():
     resting_point = (6 * rest[0] - 2 * rest[1]) / sum(rest)
     assert resting_point - (-0.4) > 1
     rounds = [[0, 1]] * 100
-    *_, (fedavg, _, _) = play(FedAvg, points, rounds, steps=steps, lr=lr)
-    *_, (scaffold, control, controls) = play(Scaffold, points, rounds, steps=steps, lr=lr)
+    *_, (fedavg, _, _) = play(Rule(), points, rounds, steps=steps, lr=lr)
+    *_, (scaffold, control, controls) = play(ControlVariates(), points, rounds, steps=steps, lr=lr)
     assert fedavg == pytest.approx(resting_point, abs=1e-9)
     assert scaffold == pytest.approx(-0.4, abs=1e-6)
     assert control == pytest.approx(0, abs=1e-6)
@@ -69,7 +63,7 @@ def test_it_reaches_the_joint_optimum_where_fedavg_does_not():
 
 def test_under_adamw_the_control_is_applied_after_the_step():
     points, steps, lr = [(1.0, 4.0), (0.5, -4.0)], 3, 0.1
-    *_, (w, c, controls) = play(Scaffold, points, [[0, 1]], steps=steps, lr=lr, optimizer="adamw")
+    *_, (w, c, controls) = play(ControlVariates(), points, [[0, 1]], steps=steps, lr=lr, optimizer="adamw")
     expected = []
     for (x, y), c_k in zip(points, controls, strict=True):
         weight = nn.Parameter(torch.tensor(w, dtype=torch.float64))
@@ -80,7 +74,7 @@ def test_under_adamw_the_control_is_applied_after_the_step():
             adamw.step()
             weight.data -= lr * (c - c_k)
         expected.append(weight.item())
-    _, (w, _, _) = play(Scaffold, points, [[0, 1], [0, 1]], steps=steps, lr=lr, optimizer="adamw")
+    _, (w, _, _) = play(ControlVariates(), points, [[0, 1], [0, 1]], steps=steps, lr=lr, optimizer="adamw")
     assert w == pytest.approx(sum(expected) / 2, abs=1e-12)
 
 
@@ -88,7 +82,9 @@ def test_under_adamw_the_control_is_applied_after_the_step():
 def test_the_servers_control_is_the_mean_over_all_clients_whoever_takes_part(rounds):
     points = [(1.0, 4.0), (0.5, -4.0), (1.5, 2.0)]
     seen = set()
-    for clients, (_, control, controls) in zip(rounds, play(Scaffold, points, rounds, steps=3, lr=0.2), strict=True):
+    for clients, (_, control, controls) in zip(
+        rounds, play(ControlVariates(), points, rounds, steps=3, lr=0.2), strict=True
+    ):
         seen |= set(clients)
         assert control == pytest.approx(sum(controls) / 3, abs=1e-12)
         assert {k for k in range(3) if controls[k]} == seen
@@ -101,34 +97,26 @@ def test_the_mean_holds_in_a_run_with_sampled_clients(tmp_path):
         torch.testing.assert_close(control.double(), mean, rtol=1e-4, atol=1e-6)
 
 
-def start(config):
-    method, federation = create_method(config), federate(config)
-    model = build_model(config, method, federation.dataset.classes, pretrained="none")
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return build_workplace(config, method, federation, model, torch.device("cpu")), weights
-
-
 def test_with_zero_controls_the_first_round_is_fedavg_to_the_last_bit():
     updates = []
     for name in ("fedavg", "scaffold"):
-        job, weights = start(tiny(method__name=name))
-        server = Server(weights, job.method.start_server(dict(job.model.named_parameters())))
-        updates.append([result.update.weights for result in job.engine.train(1, range(3), server, {})])
+        place, server = start(tiny(method__name=name))
+        updates.append([result.update.weights for result in EagerEngine(place).train(1, range(3), server, {})])
     torch.testing.assert_close(updates[1], updates[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("norm", ["batch", "frozen"])
 def test_buffers_are_averaged_and_never_corrected(norm):
-    job, weights = start(tiny(method__name="scaffold", model__norm=norm))
-    trainable = {name for name, _ in job.model.named_parameters()}
-    controls = {name: torch.ones_like(weights[name]) for name in trainable}
-    updates = [result.update for result in job.engine.train(1, range(3), Server(weights, controls), {})]
-    server = job.method.aggregate(Server(weights, controls), updates, [1 / 3] * 3)
+    place, first = start(tiny(method__name="scaffold", model__norm=norm))
+    weights, trainable = first.weights, {name for name, _ in place.model.named_parameters()}
+    before = Server(weights, {name: torch.ones_like(weights[name]) for name in trainable})
+    updates = [result.update for result in EagerEngine(place).train(1, range(3), before, {})]
+    server = place.method.rule.combine(before, updates, [1 / 3] * 3, 3)
 
     assert all(set(update.extra) == trainable for update in updates)
     assert set(server.state) == trainable
-    assert sum(t.numel() for t in updates[0].extra.values()) == Scaffold.extra_copies * sum(
-        p.numel() for p in job.model.parameters()
+    assert sum(t.numel() for t in updates[0].extra.values()) == ControlVariates.copies * sum(
+        p.numel() for p in place.model.parameters()
     )
     buffers = [name for name in weights if name not in trainable]
     assert buffers

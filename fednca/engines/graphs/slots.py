@@ -17,7 +17,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from fednca.base.tensors import Layout, Packed
 from fednca.config import AugmentConfig, TrainConfig
 from fednca.engines.augment import augment
-from fednca.engines.graphs.one_kernel import in_one_kernel
 from fednca.engines.images import ImageStore
 from fednca.engines.optimizer import VectorOptimizer, added, bind
 from fednca.engines.scoring import autocast, score
@@ -165,8 +164,6 @@ class Slot:
         if config.precision == "bf16":
             self.shadow = cast_at_once(self.model, self.values, common.trainable).vectors[torch.bfloat16]
         self.leaves = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.one_kernel = in_one_kernel(self.optimizer, self.shadow)
-        self.corrected = common.method.rule.corrects
         self.renew_shadow()
 
         self.state = {name: tensor.clone() for name, tensor in common.state.items()}
@@ -233,24 +230,15 @@ class Slot:
             self.shadow.copy_(self.optimizer.vector.detach())
 
     def _move(self, terms: Tensors, penalties: Tensors) -> None:
-        """Move the weights along the gradients of the losses, and renew their bf16 copies.
-
-        Our own kernel writes the copies as it goes, but not what the method corrects afterwards.
-        """
-        found = torch.autograd.grad(added(terms), list(self.leaves.values()), allow_unused=True)
-        kernel = None if penalties else self.one_kernel
-        if kernel is not None:
-            kernel.step(found)
-        else:
-            self.optimizer.take(found)
-            if penalties:  # they act on weights as they were before they were cast
-                own = torch.autograd.grad(added(penalties), list(self.masters.values()), allow_unused=True)
-                self.optimizer.add(own)
-            self.optimizer.step()
+        """Move the weights along the gradients of the losses, and renew their bf16 copies."""
+        self.optimizer.take(torch.autograd.grad(added(terms), list(self.leaves.values()), allow_unused=True))
+        if penalties:  # they act on weights as they were before they were cast
+            own = torch.autograd.grad(added(penalties), list(self.masters.values()), allow_unused=True)
+            self.optimizer.add(own)
+        self.optimizer.step()
         with torch.no_grad():
             self.common.method.rule.correct(self.local)
-        if kernel is None or self.corrected:
-            self.renew_shadow()
+        self.renew_shadow()
 
     def _count_at_once(self) -> Tensor | None:
         """Take the counting of batches out of BatchNorm, and return what one addition adds to all counters.

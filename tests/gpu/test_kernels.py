@@ -8,7 +8,6 @@ import torch
 from kernel_cases import (
     EVALUATED,
     NORMS,
-    PICKS,
     POOLS,
     Map,
     Sum,
@@ -18,16 +17,13 @@ from kernel_cases import (
     norm_in_evaluation,
     odd_values,
     outcome,
-    store,
     train,
     with_kernels,
     with_ties,
 )
 from torch import nn
 
-from fednca.engines.images import ImageStore
-from fednca.kernels import fusion, layers, norms
-from fednca.kernels.gathering import gather
+from fednca.kernels import fusion, norms
 
 pytestmark = pytest.mark.gpu
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
@@ -137,35 +133,6 @@ def test_max_pool_in_evaluation_is_torchs(case):
     with no_operations_of_torch():
         found = with_kernels(nn.MaxPool2d(3, 2, 1), case).eval()(x.to(case.dtype))
     assert torch.equal(found, nn.MaxPool2d(3, 2, 1)(x).to(case.dtype))
-
-
-def gathered(images, rows):
-    """Return what the kernel makes of a store's images, on the CPU."""
-    pixels, rows, mean = images.pixels.cuda(), torch.tensor(rows, device="cuda"), images.mean.cuda()
-    assert layers.gatherable(pixels, rows, mean)
-    return gather(pixels, rows, mean, images.std.cuda()).cpu()
-
-
-REAL_PICKS = {"224 px": (40, 224, 224, [*range(39, -1, -3), 7, 7]), "many": (256, 16, 16, list(range(256)))}
-
-
-@pytest.mark.parametrize("pick", (PICKS | REAL_PICKS).values(), ids=[*PICKS, *REAL_PICKS])
-def test_images_are_gathered_bit_by_bit_as_on_a_cpu(pick):
-    *shape, rows = pick
-    images = store(*shape)
-    expected = images.gather(torch.tensor(rows))
-    found = gathered(images, rows)
-    assert found.stride() == expected.stride()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_images_beyond_two_gigabytes_are_found():
-    few = store(2, 224, 224)
-    last = 2**31 // few.pixels[0].numel() + 1
-    pixels = torch.zeros(last + 1, 224, 224, 3, dtype=torch.uint8, device="cuda")
-    pixels[0], pixels[last] = few.pixels[0].cuda(), few.pixels[1].cuda()
-    many = ImageStore(pixels, few.mean, few.std)
-    torch.testing.assert_close(gathered(many, [last, 0, last]), few.gather(torch.tensor([1, 0, 1])), rtol=0, atol=0)
 
 
 def test_max_pool_treats_nan_and_infinity_as_torch_does_on_a_cpu():

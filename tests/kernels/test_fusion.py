@@ -9,7 +9,6 @@ from kernel_cases import net, train
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import nn
 
-from fednca.data.store import StoredImages
 from fednca.kernels import fusion, layers
 from fednca.kernels.residual import FUSED
 
@@ -203,25 +202,6 @@ def test_evaluation_keeps_what_a_gradient_needs():
     with torch.no_grad():
         assert layers.only_evaluated(weighted, x)
         assert not layers.only_evaluated(weighted.train(), x)
-
-
-def test_images_that_the_kernel_cannot_take_are_torchs(monkeypatch):
-    pixels, rows, mean = torch.zeros(4, 4, 4, 3, dtype=torch.uint8), torch.tensor([2, 0]), torch.zeros(3)
-    assert not layers.gatherable(pixels, rows, mean)
-    monkeypatch.setattr(layers, "DEVICE", "cpu")
-    assert layers.gatherable(pixels, rows, mean)
-    assert not layers.gatherable(StoredImages((pixels.numpy(),)), rows, mean)
-    assert not layers.gatherable(pixels, rows, mean.double())
-    assert not layers.gatherable(pixels.float(), rows, mean)
-    assert not layers.gatherable(pixels, rows.int(), mean)
-    assert not layers.gatherable(pixels, rows[:0], mean)
-    assert not layers.gatherable(pixels, torch.arange(4)[::2], mean)
-    assert not layers.gatherable(pixels[:, :, 1:], rows, mean)
-    assert not layers.gatherable(torch.zeros(4, 4, 4, 1, dtype=torch.uint8), rows, mean)
-    shifted = torch.zeros(pixels.numel() + 1, dtype=torch.uint8)[1:].view(pixels.shape)
-    assert not layers.gatherable(shifted, rows, mean)
-    monkeypatch.setattr(layers, "LARGEST", 2 * 48 - 1)
-    assert not layers.gatherable(pixels, rows, mean)
 
 
 def test_one_value_per_channel_is_refused_as_torch_does():

@@ -5,7 +5,6 @@ import torch
 from kernel_cases import (
     EVALUATED,
     NORMS,
-    PICKS,
     POOLED_IN_EVALUATION,
     POOLS,
     SUMS,
@@ -17,7 +16,6 @@ from kernel_cases import (
     norm_in_evaluation,
     odd_values,
     outcome,
-    store,
     train,
     with_ties,
 )
@@ -106,15 +104,6 @@ def test_max_pool_in_evaluation_is_torchs(name, interpreted):
     found = interpreted["pool in evaluation", name]
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(found, nn.MaxPool2d(3, 2, 1)(x[:1]).to(case.dtype))
-
-
-@pytest.mark.parametrize("name", PICKS)
-def test_images_are_gathered_bit_by_bit_as_torch_does(name, interpreted):
-    *shape, rows = PICKS[name]
-    expected = store(*shape).gather(torch.tensor(rows))
-    found = interpreted["gather", name]
-    assert found.stride() == expected.stride()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_network_with_kernels_is_the_network(interpreted):

@@ -6,7 +6,7 @@ import torch
 from fednca.base.tensors import Layout, Packed
 from fednca.config import TrainConfig
 from fednca.engines.optimizer import OPTIMIZER, VectorOptimizer
-from fednca.methods.fedavg import FedAvg
+from fednca.methods import find_method
 
 SHAPES = {"a": (5, 3, 3, 3), "b": (7,), "c": (4, 6)}
 
@@ -22,7 +22,7 @@ def test_steps_and_what_is_kept_are_those_of_torchs_optimiser(options):
     weights = {name: torch.randn(shape, dtype=torch.float64, generator=rng) for name, shape in SHAPES.items()}
     packed = Packed.zeros(Layout.of(weights), torch.device("cpu"))
     packed.load(weights)
-    ours = VectorOptimizer(packed, list(weights), config, FedAvg())
+    ours = VectorOptimizer(packed, list(weights), config, find_method("fedavg"))
     own = {"lr": 0.01, "weight_decay": 0.1}
     if config.optimizer == "adamw":
         theirs = torch.optim.AdamW(weights.values(), betas=config.betas, **own)

@@ -22,7 +22,7 @@ from fednca.engines.select import select_engine
 
 
 def engine_of(**changes):
-    return start(tiny(**changes))[0].engine
+    return select_engine(start(tiny(**changes))[0])
 
 
 def test_auto_takes_processes_for_several_clients_on_several_cores(monkeypatch):
@@ -60,10 +60,9 @@ def test_what_processes_cannot_do_is_done_in_one_or_explained(changes, hindrance
         engine_of(engine="processes", **changes)
 
 
-def choose_on_a_gpu(job, engine="auto"):
-    """Choose as if the job's device were a GPU; nothing is put on it."""
-    config = tiny(engine=engine)
-    return select_engine(config, job.method, job.model, job.train, [job.val, job.test], torch.device("cuda"))
+def choose_on_a_gpu(place, engine="auto"):
+    """Choose as if the workplace's device were a GPU; nothing is put on it."""
+    return select_engine(replace(place, config=tiny(engine=engine), device=torch.device("cuda")))
 
 
 def resident(shard):
@@ -80,10 +79,10 @@ def failing(error):
 
 
 def test_images_that_do_not_fit_on_a_gpu_are_trained_eagerly_and_said_so():
-    job, _ = start(tiny())  # its images stay in files
-    assert choose_on_a_gpu(job).note == "engine: eager, since the images do not fit into the GPU's memory"
+    place, _ = start(tiny())  # its images stay in files
+    assert choose_on_a_gpu(place).note == "engine: eager, since the images do not fit into the GPU's memory"
     with pytest.raises(FedncaError, match=r"'graphs' cannot be used: the images do not fit.*leave `engine` out"):
-        choose_on_a_gpu(job, "graphs")
+        choose_on_a_gpu(place, "graphs")
 
 
 @pytest.mark.parametrize(
@@ -94,22 +93,22 @@ def test_images_that_do_not_fit_on_a_gpu_are_trained_eagerly_and_said_so():
     ],
 )
 def test_what_graphs_cannot_do_is_trained_eagerly_and_said_so_in_one_line(error, reason, monkeypatch):
-    job, server = start(tiny())
-    job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
+    place, server = start(tiny())
+    place = replace(place, train=list(map(resident, place.train)), val=resident(place.val), test=resident(place.test))
     monkeypatch.setattr(fednca.engines.select, "GraphEngine", failing(error))
-    chosen = choose_on_a_gpu(job)
+    chosen = choose_on_a_gpu(place)
     assert chosen.note == f"engine: eager, since {reason}"
     assert [result.update.client for result in chosen.train(1, [0, 2], server, {})] == [0, 2]
     with pytest.raises(FedncaError, match=f"engine 'graphs' cannot be used: {re.escape(reason)}; leave `engine` out"):
-        choose_on_a_gpu(job, "graphs")
+        choose_on_a_gpu(place, "graphs")
 
 
 def test_a_step_too_large_for_the_gpu_is_one_sentence(monkeypatch):
-    job, _ = start(tiny())
-    job = replace(job, train=list(map(resident, job.train)), val=resident(job.val), test=resident(job.test))
+    place, _ = start(tiny())
+    place = replace(place, train=list(map(resident, place.train)), val=resident(place.val), test=resident(place.test))
     monkeypatch.setattr(fednca.engines.select, "GraphEngine", failing(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(FedncaError, match=r"does not fit on the GPU; use a smaller train\.batch_size, evaluate"):
-        choose_on_a_gpu(job)
+        choose_on_a_gpu(place)
 
 
 def die(tensor):
