@@ -70,7 +70,7 @@ def option_owners(chosen: "MethodConfig") -> dict[str, list[str]]:
     The method's own parts share `options`; a learner or closing of another method has a place of its own.
     """
     other = {"learner": chosen.learner, "closing": chosen.closing}
-    places = {"options": ["rule", *(part for part, name in other.items() if name is None)]}
+    places = {"options": [part for part in ("learner", "rule", "closing") if other.get(part) is None]}
     return places | {f"{part}_options": [part] for part, name in other.items() if name not in {None, NONE}}
 
 
