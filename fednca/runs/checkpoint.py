@@ -32,11 +32,9 @@ class State:
 
 def save_checkpoint(path: Path, state: State) -> None:
     """Write the state to `path` (safetensors) atomically, and its facts to a JSON file of the same name."""
-    tensors = {f"weights/{name}": tensor for name, tensor in state.server.weights.items()}
-    tensors |= {f"server/{name}": tensor for name, tensor in state.server.state.items()}
-    tensors |= {f"constants/{name}": tensor for name, tensor in state.constants.items()}
-    for client, own in state.clients.items():
-        tensors |= {f"client/{client}/{name}": tensor for name, tensor in own.items()}
+    parts = {"weights": state.server.weights, "server": state.server.state, "constants": state.constants}
+    parts |= {f"client/{client}": own for client, own in state.clients.items()}
+    tensors = {f"{part}/{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
     if state.thresholds is not None:
         tensors["thresholds"] = state.thresholds
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
