@@ -25,7 +25,7 @@ def test_bench_trains_fails_and_goes_on(config, capsys, tmp_path):
 
 def test_ctrl_c_says_that_the_same_bench_goes_on(config, capsys, tmp_path, monkeypatch):
     def interrupt(watch, *_):
-        watch.crew.stop()
+        watch.executor.stop()
         raise KeyboardInterrupt
 
     words = ["bench", config, "--methods", "fedavg", "--seeds", "2", "--out", str(tmp_path / "bench")]

@@ -111,7 +111,10 @@ def told(capsys):
             "bench demo --method.tau 0.5",
             "'method.tau' is chosen for each run of a bench; use --methods NAME:tau=0.5",
         ),
-        ("bench demo --learner fedavg --learner.head mlp", "'method.learner' is not the same for all runs of a bench"),
+        (
+            "bench demo --learner fedavg --learner.head mlp",
+            "'method.learner' is chosen for each run of a bench; use --me",
+        ),
         ("bench demo --at-once 0", "argument --at-once: give a whole number (1 or more), not '0'"),
         ("bench demo --device cuda:99", "device 'cuda:99' is not there"),
         ("bench demo --rounds 0", "'train.rounds' should be greater than or equal to 1"),

@@ -7,19 +7,22 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import Stop, StopAfter, tiny
+from older_runs import age
 from PIL import Image
 from sklearn.metrics import f1_score
 
 import fednca
 import fednca.base.files
-import fednca.runs
 import fednca.runs.checkpoint
 import fednca.runs.folder
+import fednca.runs.history
+import fednca.runs.training
 from fednca.base.errors import FedncaError, RunFailedError
 from fednca.config import load_config
 from fednca.engines.scoring import predict
@@ -27,10 +30,12 @@ from fednca.engines.workplace import build_workplace
 from fednca.measures.metrics import multilabel_metrics
 from fednca.measures.thresholds import pick_thresholds, score_histograms
 from fednca.methods.contract import Server
-from fednca.runs import Run, resume, to_device, train
+from fednca.models.heads import constants_of
+from fednca.runs import Run, resume, train
 from fednca.runs.callbacks import Callback
 from fednca.runs.checkpoint import State
 from fednca.runs.history import select_rounds
+from fednca.runs.training import to_device
 
 CONFIG = tiny(train__rounds=4)
 
@@ -46,10 +51,11 @@ def timeless(history):
 
 
 def assert_same_run(found: Run, expected: Run):
-    for which in ("last", "best"):
+    for which in ("last", "best", "final"):
         a, b = found.state(which), expected.state(which)
         assert (a.round, a.best) == (b.round, b.best)
         torch.testing.assert_close(a.server.weights, b.server.weights, rtol=0, atol=0)
+    assert found.state("final").thresholds.tolist() == expected.state("final").thresholds.tolist()
     assert timeless(found.history) == timeless(expected.history)
     assert found.results == expected.results
 
@@ -79,24 +85,26 @@ def test_a_run_knows_everything_it_did(whole):
 
 
 def test_the_best_checkpoint_is_the_model_whose_metrics_are_reported(whole):
-    job = build_workplace(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
-    found = multilabel_metrics(predict(job.method, job.model, job.test, 256, whole.config.train), job.test.labels)
+    place = build_workplace(whole.config, whole.method, whole.federation, whole.model("best"), torch.device("cpu"))
+    found = multilabel_metrics(
+        predict(place.method, place.model, place.test, 256, whole.config.train), place.test.labels
+    )
     assert found.as_dict() == whole.results["val"]["test"]
     assert whole.state("best").round == whole.results["val"]["round"]
 
 
 def test_thresholds_of_every_round_are_those_of_the_best_f1_on_validation_images(whole):
-    job = build_workplace(whole.config, whole.method, whole.federation, whole.model("last"), torch.device("cpu"))
+    place = build_workplace(whole.config, whole.method, whole.federation, whole.model("last"), torch.device("cpu"))
     found = whole.history[-1]["calibrated"]
     thresholds = torch.tensor(found["thresholds"], dtype=torch.float64)
-    for name, shard in (("val", job.val), ("test", job.test)):
-        scores = predict(job.method, job.model, shard, 256, whole.config.train)
+    for name, shard in (("val", place.val), ("test", place.test)):
+        scores = predict(place.method, place.model, shard, 256, whole.config.train)
         assert found[name] == multilabel_metrics(scores, shard.labels, thresholds).as_dict()
         f1 = f1_score(shard.labels, scores > thresholds, average="macro")
         assert found[name]["macro_f1"] == pytest.approx(f1, abs=1e-12)
     bins = torch.linspace(0, 1, whole.config.calibrate.bins + 1, dtype=torch.float64)[:-1]
-    val = predict(job.method, job.model, job.val, 256, whole.config.train)
-    best = [max(f1_score(job.val.labels[:, c], val[:, c] > each) for each in bins) for c in range(val.shape[1])]
+    val = predict(place.method, place.model, place.val, 256, whole.config.train)
+    best = [max(f1_score(place.val.labels[:, c], val[:, c] > each) for each in bins) for c in range(val.shape[1])]
     assert found["val"]["class_f1"] == pytest.approx(best, abs=1e-12)
     assert whole.results["last"]["calibrated"] == found
     assert whole.state("final").thresholds.tolist() == whole.results["val"]["calibrated"]["thresholds"]
@@ -105,11 +113,11 @@ def test_thresholds_of_every_round_are_those_of_the_best_f1_on_validation_images
 def test_counts_that_clients_withhold_decide_no_threshold(tmp_path):
     config = tiny(method__name="fedavg", train__rounds=1).replace({"calibrate.min_count": 5, "calibrate.bins": 50})
     run = train(config, tmp_path / "run")
-    job = build_workplace(run.config, run.method, run.federation, run.model("last"), torch.device("cpu"))
-    scores = predict(job.method, job.model, job.val, 256, run.config.train)
-    own = zip(scores.split(job.val_sizes), job.val.labels.split(job.val_sizes), strict=True)
+    place = build_workplace(run.config, run.method, run.federation, run.model("last"), torch.device("cpu"))
+    scores = predict(place.method, place.model, place.val, 256, run.config.train)
+    own = zip(scores.split(place.val_sizes), place.val.labels.split(place.val_sizes), strict=True)
     sent = sum(score_histograms(*each, run.config.calibrate) for each in own)
-    together = score_histograms(scores, job.val.labels, run.config.calibrate)
+    together = score_histograms(scores, place.val.labels, run.config.calibrate)
     expected, others = (pick_thresholds(counts, run.config.calibrate).tolist() for counts in (sent, together))
     assert run.history[0]["calibrated"]["thresholds"] == expected != others
 
@@ -148,9 +156,9 @@ class Dice:
     def __init__(self, monkeypatch, allowed, after):
         self.left = allowed
         for module, name in (
-            (fednca.runs, "write_atomic"),
-            (fednca.runs.folder, "write_atomic"),
-            (fednca.runs, "append_line"),
+            (fednca.runs.training, "write_atomic"),
+            (fednca.runs.training, "append_line"),
+            (fednca.runs.history, "write_atomic"),
             (fednca.runs.checkpoint, "write_atomic"),
         ):
             monkeypatch.setattr(module, name, self.guard(getattr(fednca.base.files, name), after))
@@ -175,6 +183,27 @@ def test_a_stop_at_any_write_is_mended_by_resume(whole, tmp_path, monkeypatch, a
         with pytest.raises(Stop):
             train(CONFIG, tmp_path / "run")
     assert_same_run(resume(tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize("renamed", [1, 2])
+def test_a_stop_while_the_best_model_is_renamed_leaves_nothing_behind(whole, tmp_path, monkeypatch, renamed):
+    replace, left = Path.replace, [renamed]
+
+    def counted(path, target):
+        left[0] -= path.stem == "next"
+        if left[0] < 0:
+            raise Stop
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", counted)
+        with pytest.raises(Stop):
+            train(CONFIG, tmp_path / "run")
+    assert_same_run(resume(tmp_path / "run"), whole)
+    for which in ("last", "best", "final"):
+        name = f"{which}.json"
+        assert (tmp_path / "run" / name).read_text() == (whole.folder / name).read_text()
+    assert not list((tmp_path / "run").glob("next.*"))
 
 
 def test_a_half_written_line_of_history_is_mended(whole, tmp_path):
@@ -238,7 +267,7 @@ class Snapshot(Callback):
         self.folder = run.folder
 
     def on_round(self, record, best):
-        if record["round"] == self.after:
+        if record.number == self.after:
             shutil.copytree(self.folder, self.place)
 
 
@@ -279,7 +308,8 @@ def test_kill_minus_nine_at_random_moments(tmp_path):
     dice = random.Random(time.time_ns())  # any moment must do
     arguments = ["run", str(path), "--out", str(folder)]
     for kill in range(3):
-        code = f"import torch; torch.set_num_threads(1); from fednca.cli.app import main; raise SystemExit(main({arguments}))"
+        code = "import torch; torch.set_num_threads(1); from fednca.cli.app import main; raise SystemExit(main({}))"
+        code = code.format(arguments)
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
         before = written(folder)
         while process.poll() is None and written(folder) == before:
@@ -326,6 +356,47 @@ def test_other_data_than_the_partitions_is_refused(tmp_path):
     (run.folder / "config.toml").write_text(text.replace("train_singles = 12", "train_singles = 13"))
     with pytest.raises(FedncaError, match="other labels"):
         resume(run.folder)
+
+
+OLDER = [("fedavg", None), ("fedlgt", None), ("scaffold", "fednca-ml"), ("fedavg", "spherefed"), ("fedadam", None)]
+
+
+@pytest.mark.parametrize(("method", "learner"), OLDER)
+def test_a_run_of_an_older_version_is_read_and_goes_on(tmp_path, method, learner):
+    config = tiny(method__name=method, method__learner=learner)
+    fresh = train(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", [StopAfter(2)])
+    older, finished = age(Run(tmp_path / "run")), age(Run(shutil.copytree(fresh.folder, tmp_path / "finished")))
+    assert older.method == finished.method == fresh.method
+    for which in ("best", "last"):
+        assert_same_model(older.model(which), older.state(which), fresh.model("last"))
+    assert_same_model(finished.model("final"), fresh.state("final"), fresh.model("final"))
+    assert_same_run(resume(older.folder), fresh)
+    before = {path.name: path.read_bytes() for path in finished.folder.iterdir()}
+    resume(finished.folder)
+    assert {path.name: path.read_bytes() for path in finished.folder.iterdir()} == before
+
+
+def assert_same_model(model, state, like):
+    """Compare a model with a checkpoint's weights, and what it has besides them with another model."""
+    torch.testing.assert_close(dict(model.state_dict()), state.server.weights, rtol=0, atol=0)
+    torch.testing.assert_close(constants_of(model), constants_of(like), rtol=0, atol=0)
+
+
+def test_an_older_run_whose_best_model_is_not_closed_is_refused_unless_it_is_finished(tmp_path):
+    config = tiny(method__name="spherefed")
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", [StopAfter(2)])
+    age(Run(tmp_path / "run"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(FedncaError, match="begun by an older fednca, which kept its best model without the closing"):
+        resume(tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    finished = age(train(config, tmp_path / "finished"))
+    final = finished.state("final")
+    assert resume(finished.folder).state("final").thresholds.tolist() == final.thresholds.tolist()
+    torch.testing.assert_close(finished.state("final").server.weights, final.server.weights, rtol=0, atol=0)
 
 
 def test_history_is_json_without_nan(whole):

@@ -200,7 +200,7 @@ class Watch(Callback):
         self.executor.told.put(partial(what, *facts))
 
     def stop_from(self, stops: int) -> None:
-        """Stop the run if the crew was asked to stop at least `stops` times."""
+        """Stop the run if the executor was asked to stop at least `stops` times."""
         if self.executor.stops >= stops:
             raise KeyboardInterrupt
 

@@ -14,6 +14,7 @@ from fednca.methods.registry import combine, option_fields, option_owners
 
 ALSO_IN_ALL = {"fednca-ml": ["fednca-ml:variant=released"]}  # beside the methods with their defaults
 PLACES = {"": "options", "learner.": "learner_options", "closing.": "closing_options"}  # of options, by their prefix
+MARKS = {"learner.": "@", "closing.": "+"}  # before the name of a part
 CRITERION = "criterion"
 NAME = r"[\w.]+:[A-Za-z_]\w*(?=[@+:]|$)|[\w-]+"  # package.module:Name, or a plain name
 ROW = rf"(?P<name>{NAME})(@(?P<learner>{NAME}))?(\+(?P<closing>{NAME}))?(:(?P<options>.*))?"
@@ -65,7 +66,7 @@ def parse_row(text: str) -> Row:
     match = re.fullmatch(ROW, text)
     if match is None:
         raise FedncaError(
-            f"'{text}' is no row: write NAME[@LEARNER][+CLOSING][:option=value,...], with spaces between rows"
+            f"'{text}' is not NAME[@LEARNER][+CLOSING][:option=value,...]; separate methods with options by spaces"
         )
     name, learner, closing, options = (match[each] or "" for each in ("name", "learner", "closing", "options"))
     chosen = MethodConfig(name=name, learner=learner or None, closing=closing or None)
@@ -80,9 +81,10 @@ def parse_row(text: str) -> Row:
     shown = []
     for prefix, place in PLACES.items():
         if given[prefix] and place not in owners:
-            part = prefix.rstrip(".")
+            part, option = prefix.rstrip("."), next(iter(given[prefix]))
+            way_out = f"{name}{MARKS[prefix]}{part.upper()}"
             raise FedncaError(
-                f"'{prefix}{next(iter(given[prefix]))}' in '{text}' is an option of a {part}, and the row names none"
+                f"'{prefix}{option}' in '{text}' is an option of a {part}, but the row has none; write {way_out}"
             )
         fields = option_fields(method, owners.get(place, []))
         found = parse_options(

@@ -151,8 +151,8 @@ def add_bench_flags(bench: ArgumentParser) -> None:
         metavar="METHOD",
         nargs="+",
         default=["all"],
-        help="methods, each as NAME[@LEARNER][:option=value,...]; @LEARNER takes head and local loss from another "
-        "method; `all` (default) is every method with its defaults",
+        help="methods, each as NAME[@LEARNER][+CLOSING][:option=value,...]; @LEARNER takes head and local loss from "
+        "another method, +CLOSING its closing; `all` (default) is every method with its defaults",
     )
     bench.add_argument(
         "--seeds",

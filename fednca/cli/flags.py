@@ -131,14 +131,14 @@ def option_owner(kind: str, config: Config) -> tuple[str, dict[str, FieldInfo], 
 
         fields = get_source(config.data.name).Options.model_fields
         return config.data.name, fields, "data.options", config.data.options
-    from fednca.methods.registry import combine, option_fields, option_owners
+    from fednca.methods.registry import find_method, option_fields, option_owners
 
     chosen, place = config.method, "options" if kind == "method" else f"{kind}_options"
     owners = option_owners(chosen)
     if place not in owners:
-        raise FedncaError(f"--{kind}.NAME sets an option of the {kind}, and no --{kind} is given")
+        raise FedncaError(f"--{kind}.NAME sets an option of the {kind}, but no --{kind} is given")
     name = chosen.name if kind == "method" else getattr(chosen, kind)
-    return name, option_fields(combine(chosen), owners[place]), f"method.{place}", getattr(chosen, place)
+    return name, option_fields(find_method(name), owners[place]), f"method.{place}", getattr(chosen, place)
 
 
 def pair_up(words: list[str], known: list[str]) -> Iterator[tuple[str, str]]:
@@ -147,7 +147,7 @@ def pair_up(words: list[str], known: list[str]) -> Iterator[tuple[str, str]]:
     for word in queue:
         flag, equals, value = word.partition("=")
         if not word.startswith("--"):
-            raise FedncaError(f"'{word}' is not expected here")
+            raise FedncaError(f"unexpected argument '{word}'; settings are given as --FLAG VALUE")
         if not flag.startswith(("--method.", "--learner.", "--closing.", "--data.")):
             dotted = [each for each in known if each.endswith(f".{flag.removeprefix('--')}")]
             if dotted:

@@ -71,8 +71,8 @@ def option_owners(chosen: "MethodConfig") -> dict[str, list[str]]:
 
     The method's own parts share `options`; a learner or closing of another method has a place of its own.
     """
-    own = ["rule"]
-    own += ["learner"] if chosen.learner is None else []
+    own = ["learner"] if chosen.learner is None else []
+    own += ["rule"]
     own += ["closing"] if chosen.closing is None else []
     places = {"options": own}
     places |= {"learner_options": ["learner"]} if chosen.learner is not None else {}

@@ -180,5 +180,8 @@ def constants_of(model: nn.Module) -> dict[str, Tensor]:
 
 def load_constants(model: nn.Module, constants: dict[str, Tensor]) -> None:
     """Put constants back into a model."""
+    buffers = constants_of(model)
     for name, constant in constants.items():
-        model.get_buffer(name).copy_(constant)
+        if name not in buffers or buffers[name].shape != constant.shape:
+            raise FedncaError(f"the saved constant '{name}' does not fit the model; was the run's config.toml edited?")
+        buffers[name].copy_(constant)

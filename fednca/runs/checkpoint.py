@@ -5,11 +5,13 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fednca.base.arrays import read_arrays
 from fednca.base.errors import FedncaError
 from fednca.base.files import write_atomic
 from fednca.methods.contract import Server, Tensors
@@ -70,7 +72,7 @@ def load_last(folder: Path) -> State:
 
 def _take_best(folder: Path, *, known: bool) -> None:
     """Rename `next` to `best` if `last` includes its round (`known`); otherwise delete it."""
-    for suffix in (".safetensors", ".json"):
+    for suffix in (".json", ".safetensors"):  # the one that tells that there is something to do comes last
         path = folder / f"next{suffix}"
         if known and path.exists():
             path.replace(folder / f"best{suffix}")
@@ -102,8 +104,20 @@ def load_checkpoint(path: Path) -> State:
             clients.setdefault(int(number), {})[name] = tensor
         else:
             parts[kind][name] = tensor
-    server = Server(parts["weights"], parts["server"])
-    return State(facts["round"], server, clients, best, thresholds, parts["constants"])
+    server, constants = Server(parts["weights"], parts["server"]), parts["constants"] or older_texts(path.parent)
+    return State(facts["round"], server, clients, best, thresholds, constants)
+
+
+def older_texts(folder: Path) -> Tensors:
+    """Return the text rows that an older version kept in a file of their own, by their name among a model's constants.
+
+    An older version kept no other constants, because they can be built again.
+    """
+    path = folder / "texts.npz"
+    if not path.is_file():
+        return {}
+    rows = read_arrays(path, "put it back").get("table", np.empty(0))
+    return {"head.texts": torch.from_numpy(rows).float()}
 
 
 def checksum(tensors: Tensors) -> str:

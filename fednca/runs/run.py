@@ -17,7 +17,7 @@ from fednca.methods import create_method
 from fednca.methods.contract import Method
 from fednca.runs.checkpoint import State, load_checkpoint
 from fednca.runs.folder import read_json
-from fednca.runs.history import Line, read_history, select_rounds
+from fednca.runs.history import Line, final_results, read_history
 
 
 class Run:
@@ -31,7 +31,7 @@ class Run:
         self.folder = named_in_utf8(folder)
         if not (self.folder / "config.toml").is_file():
             raise FedncaError(f"'{folder}' is not a run folder: it has no config.toml")
-        self.config: Config = build_config(without_replaced(read_toml(self.folder / "config.toml")))
+        self.config: Config = build_config(without_unread(read_toml(self.folder / "config.toml")))
 
     @property
     def history(self) -> list[Line]:
@@ -48,10 +48,10 @@ class Run:
         """Metrics of a round chosen in three ways; if the run is not finished, from the rounds so far.
 
         `val`: best on validation, the primary one; `paper`: best on test, as the paper's code does; `last`: the last.
-        In `val` and `last` of a finished run, `calibrated` holds the metrics at the calibrated thresholds.
+        In each, `calibrated` holds the metrics at the calibrated thresholds.
         """
         if not self.finished:
-            return select_rounds(self.history, self.config)
+            return final_results(self.history, self.config, {})
         return read_json(self.folder / "results.json")
 
     @property
@@ -104,13 +104,22 @@ class Run:
         return model.eval()
 
 
-def without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what older versions wrote out: options of a method's learner that another one takes the place of."""
+def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop options that older versions wrote out though nothing read them.
+
+    They are those of the method's own learner where another one takes its place, and those of that one's closing.
+    """
     from fednca.methods import find_method
     from fednca.methods.contract import options_of
 
     chosen = dict(values.get("method", {}))
-    if "learner" in chosen and isinstance(chosen.get("options"), Mapping):
-        replaced = options_of(find_method(chosen["name"]).learner)
-        chosen["options"] = {name: each for name, each in chosen["options"].items() if name not in replaced}
+    if "learner" in chosen:
+        unread = {
+            "options": find_method(chosen["name"]).learner,
+            "learner_options": find_method(chosen["learner"]).closing,
+        }
+        for place, part in unread.items():
+            if part is not None and isinstance(chosen.get(place), Mapping):
+                names = options_of(part)
+                chosen[place] = {name: each for name, each in chosen[place].items() if name not in names}
     return {**values, **({"method": chosen} if chosen else {})}

@@ -67,8 +67,10 @@ def resume(folder: str | Path, callbacks: Sequence[Callback] = ()) -> Run:
         truncate_history(run.folder / "history.jsonl", state.round)
         model = restore_model(run.config, run.method, run.federation.dataset.classes, state.constants)
         check_fit(run, model, state)
-        if state.round < run.config.train.rounds:
-            forget_results(run.folder)
+        if run.finished and state.round >= run.config.train.rounds:
+            return run
+        check_best(run, state)
+        forget_results(run.folder)
         return _go_on(run, run.federation, model, state, device, callbacks)
 
 
@@ -80,13 +82,17 @@ def forget_results(folder: Path) -> None:
 
 
 def check_fit(run: Run, model: nn.Module, state: State) -> None:
-    """Refuse a checkpoint or partition that does not fit the config beside it, or that is too old to continue."""
+    """Refuse a checkpoint or partition that does not fit the config beside it."""
     wanted, found = ({n: t.shape for n, t in tensors.items()} for tensors in (model.state_dict(), state.server.weights))
     if wanted != found:
         raise FedncaError(f"the checkpoint in '{run.folder}' does not fit the model of its config.toml; was it edited?")
     dealt, configured = len(run.federation.train.partition.clients), run.config.partition.clients
     if dealt != configured:
         raise FedncaError(f"partition.npz in '{run.folder}' has {dealt} clients, its config.toml {configured}")
+
+
+def check_best(run: Run, state: State) -> None:
+    """Refuse to go on with a run whose best model is not what a new round's would be compared with."""
     if run.method.closing is not None and state.best is not None and run.state("best").thresholds is None:
         raise FedncaError(
             f"the run in '{run.folder}' was begun by an older fednca, which kept its best model without the closing; "
@@ -119,6 +125,7 @@ def _begin(
 
 def write_beginning(folder: Path, classes: Sequence[str], facts: dict[str, Any], state: State) -> None:
     """Write the files that describe a run, and the checkpoint before its first round."""
+    forget_results(folder)
     with explain_write(folder):
         (folder / "history.jsonl").unlink(missing_ok=True)  # its rounds have no checkpoint
     write_atomic(

@@ -145,7 +145,7 @@ def training_facts(model: TrainedModel) -> list[str]:
 def results(model: TrainedModel, report: dict[str, Any] | None) -> str:
     """Write metrics on test images, overall and by class, at 0.5 and at the calibrated thresholds."""
     chosen = model.run.results["val"]
-    plain, calibrated = chosen["test"], chosen.get("calibrated", {}).get("test")
+    plain, calibrated = chosen["test"], chosen.get("calibrated", {}).get("test") if model.calibrated else None
     means = [[name, percent(plain[key]), percent(calibrated and calibrated[key])] for key, name in MEANS.items()]
     counts = report["positives"] if report else {"train": {}, "test": {}}
     columns = ["class", "train", "test", "AUC", "AP", "F1 at 0.5", "threshold", "F1 at threshold"]

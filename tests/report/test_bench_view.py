@@ -5,12 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from fednca.cli.app.app import main
 from helpers import plan
 from rich.console import Console
 
 from fednca.bench.view import BenchView, LiveView
+from fednca.cli.app import main
+from fednca.engines.contract import Judgement
 from fednca.report.tables import bench_table, mean_and_std
+from fednca.runs.history import Round
 
 METRICS = ("macro_auc", "macro_f1", "micro_auc", "micro_f1")
 
@@ -72,8 +74,12 @@ def clock(monkeypatch):
     return now
 
 
-ROUND = {"val": {"macro_f1": 0.5}}
 REACHED = {"macro_auc": 0.91, "macro_f1": None}
+
+
+def finished(number):
+    """A round that reached a macro-F1 of one half on validation images."""
+    return Round(number, {}, {}, [], 1.0, 1.0, judgement=Judgement({"val": {"macro_f1": 0.5}}))
 
 
 def test_the_time_left_is_that_of_the_rounds_left_at_the_pace_so_far(tmp_path, clock):
@@ -84,7 +90,7 @@ def test_the_time_left_is_that_of_the_rounds_left_at_the_pace_so_far(tmp_path, c
     assert view.times() == "0:00:00"
     for number in (5, 6):
         clock[0] += 30
-        view.round(one, {"round": number} | ROUND)
+        view.round(one, finished(number))
     assert view.times() == "0:01:00, 0:12:00 left"  # 4 + 10 + 10 rounds of 30 seconds
     clock[0] += 10
     assert view.times() == "0:01:10, 0:11:50 left"
@@ -107,7 +113,7 @@ def test_plain_lines_tell_of_beginnings_and_ends_and_no_round(tmp_path, clock):
     view.begin(one, 0)
     view.begin(two, 1)
     clock[0] = 60.0
-    view.round(one, {"round": 1} | ROUND)
+    view.round(one, finished(1))
     view.finish(one, REACHED)
     view.fail(two, "no [reason]")
     view.begin(three, 0)
@@ -133,7 +139,7 @@ def test_the_live_picture_shows_what_runs_and_what_ended_last(tmp_path, clock):
         view.fail(cells[6], "a reason that is too long for a line " * 3)
         view.begin(cells[7], 0)
         clock[0] = 5.0
-        view.round(cells[7], {"round": 1} | ROUND)
+        view.round(cells[7], finished(1))
         shown = Console(file=io.StringIO(), width=70)
         shown.print(view.picture())
     lines = shown.file.getvalue().splitlines()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import Stop, StopAfter, tiny
+from older_runs import age
 from PIL import Image
 
 from fednca.base.errors import FedncaError
@@ -71,8 +72,16 @@ def test_an_unfinished_run_gives_its_best_model_and_says_so(tmp_path):
     model = TrainedModel(Run(tmp_path / "run"))
     best = Run(tmp_path / "run").state("best")
     assert model.note == f"the run is not finished: this is its best model so far, from round {best.round} of 3"
-    assert (model.calibrated, model.thresholds.tolist()) == (False, [0.5] * 10)
+    thresholds = model.run.history[best.round - 1]["calibrated"]["thresholds"]
+    assert (model.calibrated, model.thresholds.tolist()) == (True, thresholds)
     torch.testing.assert_close(dict(model.model.state_dict()), best.server.weights)
+
+
+def test_the_best_model_of_an_older_version_has_no_thresholds(tmp_path):
+    with pytest.raises(Stop):
+        train(tiny(), tmp_path / "run", [StopAfter(2)])
+    model = TrainedModel(age(Run(tmp_path / "run")))
+    assert (model.calibrated, model.thresholds.tolist()) == (False, [0.5] * 10)
 
 
 def test_a_run_without_a_judged_round_has_no_model(tmp_path):
@@ -100,12 +109,15 @@ def test_a_run_keeps_its_text_table_and_an_older_one_names_the_file_that_is_gone
     assert not torch.equal(TrainedModel(resume(moved.folder)).model.head.texts, before)  # begun anew
     (moved.folder / "config.toml").write_text(written)
     shutil.move(moved.folder, tmp_path / "run")
+    age(Run(tmp_path / "run"))
+    (tmp_path / "run/texts.npz").unlink()  # as in runs that are older still
+    with pytest.raises(FedncaError, match=r"cannot be built: '.*texts\.npy' cannot be read .*give another text table"):
+        TrainedModel(Run(tmp_path / "run"))
     np.savez(tmp_path / "run/texts.npz", table=np.ones((10, 3)))
-    with pytest.raises(FedncaError, match=r"texts\.npz' is not this model's text table, .* \(10, 64\); put the"):
+    with pytest.raises(FedncaError, match=r"the saved constant 'head\.texts' does not fit the model"):
         TrainedModel(Run(tmp_path / "run"))
-    (tmp_path / "run/texts.npz").unlink()  # as in older runs
-    with pytest.raises(FedncaError, match=r"needs the text table '.*texts\.npy', which is gone; put it back"):
-        TrainedModel(Run(tmp_path / "run"))
+    np.savez(tmp_path / "run/texts.npz", names=np.array(run.environment["classes"]), table=before.numpy())
+    assert torch.equal(TrainedModel(Run(tmp_path / "run")).model.head.texts, before)
 
 
 @pytest.mark.parametrize(
