@@ -1,7 +1,6 @@
 """One fixed vector per class name: from CLIP's text encoder, from a file, or random."""
 
 import hashlib
-import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,21 +42,6 @@ def text_table(classes: Sequence[str], dim: int, source: str = "auto", seed: int
         return orthonormal_rows(len(classes), dim, seed, "text table"), origin(source)
     table = clip_table(classes) if source == "clip" else file_table(Path(source), classes)
     return F.normalize(project(torch.from_numpy(table), dim, seed), dim=1).float(), origin(source)
-
-
-def keep_table(path: Path, classes: Sequence[str], texts: Tensor) -> None:
-    """Write a model's text vectors (C, d) as a text table."""
-    write_arrays(path, {"names": np.array(classes), "table": texts.numpy(force=True)})
-
-
-def kept_table(path: Path, shape: tuple[int, int]) -> Tensor:
-    """Return the text vectors (C, d) that `keep_table` wrote, unchanged."""
-    table = torch.from_numpy(read_arrays(path, "put the original file back").get("table", np.empty(0)))
-    if table.shape != shape:
-        raise FedncaError(
-            f"'{path}' is not this model's text table, which has shape {shape}; put the original file back"
-        )
-    return table.float()
 
 
 def resolve_source(source: str) -> str:
