@@ -23,10 +23,9 @@ def build_workplace(
     torch.backends.cudnn.deterministic = True  # a run can be repeated exactly
     train, val, test = federation.train, federation.val, federation.dataset.test
     store = build_store(config, train.split.images, device)
-    if method.rule.centralized:
-        shards = [Shard.build(store, *train.everything())]
-    else:
-        shards = [Shard.build(store, *train.client(k)) for k in range(len(train.partition.clients))]
+    clients = range(len(train.partition.clients))
+    parts = [train.everything()] if method.rule.centralized else [train.client(k) for k in clients]
+    shards = [Shard.build(store, *part) for part in parts]
     if min(map(len, shards)) == 1:
         try_out(model, config, 1)
     val_store = store if val.split is train.split else build_store(config, val.split.images, device)

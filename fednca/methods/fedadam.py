@@ -23,8 +23,7 @@ class ServerAdam(Rule):
     def start_server(self, weights: Tensors, clients: int) -> Tensors:
         """Return m = 0 and v = τ²."""
         first = {f"m/{name}": torch.zeros_like(weight) for name, weight in weights.items()}
-        second = {f"v/{name}": torch.full_like(weight, self.tau**2) for name, weight in weights.items()}
-        return first | second
+        return first | {f"v/{name}": torch.full_like(weight, self.tau**2) for name, weight in weights.items()}
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the next v from Δ²."""

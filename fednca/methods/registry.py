@@ -33,14 +33,13 @@ def find_method(name: str) -> "Method":
     from fednca.methods.contract import Method
 
     found = find_plugin("methods", name)
-    if found is not None:
-        if not isinstance(found, Method):
-            raise FedncaError(f"'{name}' is a {type(found).__name__}; name a fednca.methods.Method")
-        return found
-    if name not in method_names():
-        raise unknown_name("method", name, method_names())
-    method: Method = importlib.import_module(f"fednca.methods.{name.replace('-', '_')}").METHOD
-    return method
+    if found is None:
+        if name not in method_names():
+            raise unknown_name("method", name, method_names())
+        found = importlib.import_module(f"fednca.methods.{name.replace('-', '_')}").METHOD
+    if not isinstance(found, Method):
+        raise FedncaError(f"'{name}' is a {type(found).__name__}; name a fednca.methods.Method")
+    return found
 
 
 def combine(chosen: "MethodConfig") -> "Method":

@@ -135,7 +135,7 @@ def write_beginning(folder: Path, classes: Sequence[str], facts: dict[str, Any],
 
 def _go_on(run: Run, federation: Federation, model: nn.Module, state: State, callbacks: Sequence[Callback]) -> Run:
     """Run the remaining rounds of a simulation."""
-    device, server = pick_device(run.config.device), state.server
+    device = pick_device(run.config.device)
     engine = select_engine(build_workplace(run.config, run.method, federation, model, device))
     started: list[Callback] = []
     unreadable = unreadable_note(federation.dataset, "the run's environment.json")
@@ -145,9 +145,7 @@ def _go_on(run: Run, federation: Federation, model: nn.Module, state: State, cal
             started.append(callback)
             for note in filter(None, [unreadable, sites_note(run.config, federation), engine.note]):
                 callback.on_note(note)
-        # clients' tensors stay on the CPU until needed
-        own = ({name: each.to(device) for name, each in part.items()} for part in (server.weights, server.state))
-        play(run, engine, replace(state, server=Server(*own)), callbacks)
+        play(run, engine, to_device(state, device), callbacks)
     except RunFailedError as error:
         how = f"{resuming(run.folder)} goes on from the last good checkpoint, with what its config.toml then says"
         raise RunFailedError(f"{error} ({how})") from error
@@ -240,3 +238,10 @@ def write_out(config: Config, method: Method) -> Config:
 def plain(options: Options) -> dict[str, Any]:
     """Return a part's own options as a config holds them."""
     return options.model_dump(mode="json", exclude_none=True, include=set(options_of(options)))
+
+
+def to_device(state: State, device: torch.device) -> State:
+    """Return the state with the server's tensors on the device; clients' tensors stay on the CPU until needed."""
+    parts = (state.server.weights, state.server.state)
+    own = ({name: tensor.to(device) for name, tensor in part.items()} for part in parts)
+    return replace(state, server=Server(*own))
