@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fednca.base.errors import FedncaError
 from fednca.base.files import explain_write
 from fednca.config import load_config, validate
-from fednca.flower.app import write_app
+from fednca.flower.app import template, write_app
 from fednca.flower.config import ServerConfig, SiteConfig
 from fednca.flower.instructions import commands_page
 
@@ -28,26 +28,6 @@ CURVE = ec.SECP384R1
 LOOPBACK = ("localhost", "127.0.0.1")  # the server's own processes connect through them
 CLOCKS_DIFFER = datetime.timedelta(hours=1)
 LONGEST = 3650  # days
-
-SERVER = """# Settings of the server; paths are relative to this file's folder.
-config = {config} # what is trained, and how: a preset or a TOML file
-sites = {sites} # all sites that may take part, also those that join later
-out = "run" # folder of the run: history, checkpoints, results
-min_sites = {min_sites} # with updates of fewer sites the run stops; resume it later
-wait = 600.0 # seconds to wait for sites that are not connected
-deadline = 3600.0 # seconds a site may take to answer; a slower one is left out of the round
-
-[overrides.train] # changes to `config`, section by section
-rounds = {rounds}
-"""
-SITE = """# Settings of this site; paths are relative to this file's folder.
-name = {name} # as in the server's list
-root = "data" # CHANGE: folder with the images and labels.csv (columns: image, then 0 or 1 for each class)
-val_fraction = 0.1 # share of the training images used for validation, if the table marks none
-device = "auto"
-
-[options] # how the table is read; `fednca datasets folder` lists the options
-"""
 
 
 @dataclass(frozen=True)
@@ -63,9 +43,9 @@ class Trial:
     insecure: bool = False
 
     @property
-    def host(self) -> str:
-        """The name or address by which the sites reach the server."""
-        return self.hosts[0]
+    def address(self) -> str:
+        """The name or address by which the sites reach the server, as in a URL."""
+        return f"[{self.hosts[0]}]" if ":" in self.hosts[0] else self.hosts[0]
 
 
 def write_trial(trial: Trial) -> Path:
@@ -77,12 +57,13 @@ def write_trial(trial: Trial) -> Path:
             raise FedncaError(f"'{folder}' is not empty and is never overwritten; name a new folder")
         write_server(trial, server)
         for name in trial.sites:
-            write_new(folder / "sites" / name / "site.toml", SITE.format(name=json.dumps(name)).encode())
+            text = template("site.toml").format(name=json.dumps(name))
+            write_new(folder / "sites" / name / "site.toml", text.encode())
         if not trial.insecure:
             write_certificates(trial)
             for name in trial.sites:
                 write_node_key(folder / "sites" / name / "node.key", server / "nodes" / f"{name}.pub")
-        page = commands_page(trial.sites, trial.host, trial.port, insecure=trial.insecure)
+        page = commands_page(trial.sites, trial.address, trial.port, insecure=trial.insecure)
         write_new(folder / "COMMANDS.md", page.encode())
     return folder
 
@@ -107,7 +88,7 @@ def write_server(trial: Trial, folder: Path) -> None:
     if trial.config.endswith(".toml"):
         wanted = "run.toml"
         write_new(folder / wanted, config.to_toml().encode())
-    text = SERVER.format(
+    text = template("server.toml").format(
         config=json.dumps(wanted),
         sites=json.dumps(list(trial.sites)),
         min_sites=min(ServerConfig.model_fields["min_sites"].default, len(trial.sites)),
@@ -118,8 +99,8 @@ def write_server(trial: Trial, folder: Path) -> None:
     path = (folder / "certificates/ca.crt").absolute()  # Flower takes no relative one
     authority = json.dumps(str(path), ensure_ascii=False)  # TOML knows no surrogate pairs
     safety = "insecure = true" if trial.insecure else f"root-certificates = {authority}"
-    address = f"[{trial.host}]" if ":" in trial.host else trial.host
-    connection = f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\naddress = "{address}:{trial.port}"\n{safety}\n'
+    address = f'address = "{trial.address}:{trial.port}"'
+    connection = f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\n{address}\n{safety}\n'
     write_new(folder / "flower/config.toml", connection.encode())
 
 
