@@ -7,8 +7,7 @@ import datetime
 import ipaddress
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -112,9 +111,8 @@ def write_certificates(trial: Trial) -> None:
     hosts = list(dict.fromkeys([*trial.hosts, *LOOPBACK]))
     certificate = make_certificate(hosts, key.public_key(), ca, ca_key, now, trial.days)
     folder = trial.folder / "server/certificates"
-    for name in trial.sites:
-        write_new(trial.folder / "sites" / name / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
-    write_new(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+    for place in (folder, *(trial.folder / "sites" / name for name in trial.sites)):
+        write_new(place / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
     write_new(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
     write_new(folder / "server.key", private_bytes(key, serialization.PrivateFormat.PKCS8), private=True)
     write_new(trial.folder / "authority/ca.key", private_bytes(ca_key, serialization.PrivateFormat.PKCS8), private=True)
@@ -122,15 +120,9 @@ def write_certificates(trial: Trial) -> None:
 
 def make_authority(key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int) -> x509.Certificate:
     """Make the certificate of an authority that may sign servers' certificates, but no further authorities."""
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fednca trial authority")])
+    basic = x509.BasicConstraints(ca=True, path_length=0)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    return (
-        _builder(name, name, key.public_key(), now, days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
+    return _sign("fednca trial authority", None, key.public_key(), key, now, days, {basic: True, usage: True})
 
 
 def make_certificate(
@@ -142,17 +134,12 @@ def make_certificate(
     days: int,
 ) -> x509.Certificate:
     """Make a server's certificate for host names and addresses."""
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fednca trial server")])
+    basic = x509.BasicConstraints(ca=False, path_length=None)
+    names = x509.SubjectAlternativeName([subject_name(host) for host in hosts])
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    return (
-        _builder(name, ca.subject, key, now, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([subject_name(host) for host in hosts]), critical=False)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
+    purpose = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
+    extensions = {basic: True, names: False, usage: True, purpose: False}
+    return _sign("fednca trial server", ca.subject, key, ca_key, now, days, extensions)
 
 
 def subject_name(host: str) -> x509.DNSName | x509.IPAddress:
@@ -182,25 +169,32 @@ def private_bytes(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFo
 def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write a file that must not exist yet; a private one can be read by its owner only, from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _refuse_old(path):
+    try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    except FileExistsError:
+        raise FedncaError(f"'{path}' exists already and is not overwritten; name a new folder") from None
     with os.fdopen(number, "wb") as file:
         file.write(content)
 
 
-@contextmanager
-def _refuse_old(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError:
-        raise FedncaError(f"'{path}' exists already and is not overwritten; name a new folder") from None
+def _sign(
+    subject: str,
+    issuer: x509.Name | None,
+    key: ec.EllipticCurvePublicKey,
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime.datetime,
+    days: int,
+    extensions: Mapping[x509.ExtensionType, bool],
+) -> x509.Certificate:
+    """Sign a certificate that is valid from now on; machines whose clock is up to an hour slow accept it, too.
 
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int
-) -> x509.CertificateBuilder:
-    """Begin a certificate that is valid from now on; machines whose clock is up to an hour slow accept it, too."""
-    end = now + datetime.timedelta(days=days)
-    number = x509.random_serial_number()
-    builder = x509.CertificateBuilder(issuer, subject, key, number, now - CLOCKS_DIFFER, end)
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    issuer: None signs its own certificate. extensions: each with whether it is critical.
+    """
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])
+    number, end = x509.random_serial_number(), now + datetime.timedelta(days=days)
+    builder = x509.CertificateBuilder(issuer or name, name, key, number, now - CLOCKS_DIFFER, end)
+    own = x509.SubjectKeyIdentifier.from_public_key(key)
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    for extension, critical in {own: False, **extensions, signer: False}.items():
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(ca_key, hashes.SHA384())
