@@ -70,7 +70,8 @@ def open_folder(settings: SiteConfig, assignment: Assignment) -> Site:
     table = read_dataset(config)
     dataset = decode(table, config)
     parts = split_parts(dataset, settings)
-    data = digest_data(dataset, parts, image_names(table, settings.root))
+    names = [os.path.relpath(path, settings.root) for path in image_paths(table)]  # so the whole folder may move
+    data = digest_data(dataset, parts, names)
     return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / assignment.run, data)
 
 
@@ -94,10 +95,10 @@ def digest_data(dataset: Dataset, parts: Mapping[str, Part], names: Sequence[str
     return digest.hexdigest()
 
 
-def image_names(table: Dataset, root: str) -> list[str]:
-    """Return the paths of all images relative to the root, so that the whole folder may move."""
+def image_paths(table: Dataset) -> list[Path]:
+    """Return the paths of all images."""
     files = [split.images.paths for split in table.splits() if isinstance(split.images, FileImages)]
-    return [os.path.relpath(path, root) for paths in files for path in paths]
+    return [path for paths in files for path in paths]
 
 
 def site_config(settings: SiteConfig, config: Config) -> Config:
