@@ -186,7 +186,7 @@ def kept_config(folder: Path, settings: ServerConfig) -> Config:
 def make_roster(grid: Grid, settings: ServerConfig, config: Config, run: str) -> Roster:
     """Return a roster for the sites that may take part; none of them is on it yet."""
     sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
-    question = RecordDict({ASSIGNMENT: Assignment(config, run).to_record()})
+    question = RecordDict({ASSIGNMENT: Assignment(config=config, run=run).to_record()})
     return Roster(grid, sites, question, settings.deadline)
 
 
