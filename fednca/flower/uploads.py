@@ -43,22 +43,20 @@ def what_leaves(config: Config, classes: int) -> list[Sent]:
     every = config.evaluate.every
     judged = "every round" if every == 1 else f"every {every} rounds, and the last"
     update, shard = result.update, blank_shard(config, classes)
-    scores = score_histograms(shard.labels[:0], shard.labels[:0], config.calibrate)
-    found = [
-        Sent("at the start", "name of the site, its classes, its numbers of train, val and test images"),
-        measured("every round", "weights and buffers of the model after local training", update.weights),
-    ]
-    if update.extra:
-        found.append(measured("every round", f"the method's extra tensors ({method.about.state})", update.extra))
-    found += [
-        Sent("every round", "counts: images, local steps, whether the site has lost what the method keeps there"),
-        Sent("every round", f"mean of each term of the local loss: {', '.join(result.losses)}"),
-    ]
-    for sums in exchanges:
-        found.append(measured(judged, f"sums for the method's closing step: {', '.join(sums)}", sums))
+    histograms = dict.fromkeys(("val", "test"), score_histograms(shard.labels[:0], shard.labels[:0], config.calibrate))
+    extra = f"the method's extra tensors ({method.about.state})"
     withheld = f"; counts below {config.calibrate.min_count} withheld" if config.calibrate.min_count else ""
     bins = f"histograms of each class's scores on val and test images ({config.calibrate.bins} bins{withheld})"
-    return [*found, measured(judged, bins, {"val": scores, "test": scores}), Sent("after an error", "its kind, not its text")]
+    return [
+        Sent("at the start", "name of the site, its classes, its numbers of train, val and test images"),
+        measured("every round", "weights and buffers of the model after local training", update.weights),
+        *([measured("every round", extra, update.extra)] if update.extra else []),
+        Sent("every round", "counts: images, local steps, whether the site has lost what the method keeps there"),
+        Sent("every round", f"mean of each term of the local loss: {', '.join(result.losses)}"),
+        *(measured(judged, f"sums for the method's closing step: {', '.join(sums)}", sums) for sums in exchanges),
+        measured(judged, bins, histograms),
+        Sent("after an error", "its kind, not its text"),
+    ]
 
 
 def closing_sums(config: Config, method: Method, model: nn.Module, classes: int) -> list[Tensors]:
