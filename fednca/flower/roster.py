@@ -46,7 +46,7 @@ class Roster:
     def __init__(self, grid: Grid, sites: Sequence[str], question: RecordDict, deadline: float) -> None:
         """Take the sites that may take part, the question for each node, and the seconds it has to answer."""
         self.grid, self.sites, self.question, self.deadline = grid, sorted(sites), question, deadline
-        self.classes: tuple[str, ...] | None = None  # once they are fixed, who comes later must fit
+        self.classes: tuple[str, ...] = ()  # once they are fixed, who comes later must fit
         self.present: dict[str, Announced] = {}
         self.refused: dict[str, str] = {}  # why a site that is connected cannot take part
         self._questions: dict[int, Question] = {}
@@ -133,7 +133,7 @@ class Roster:
         if site.images["train"] < FEWEST:
             images = site.images["train"]
             raise FedncaError(f"site '{site.name}' has {images} training images; it needs {FEWEST} or more")
-        if self.classes is not None:
+        if self.classes:
             check_known(site.name, site.classes, self.classes)
 
 
