@@ -16,16 +16,8 @@ from fednca.base.errors import FedncaError, RunFailedError
 from fednca.config import Config
 from fednca.engines.contract import Engine, Judgement, LeftOut, Totals, Trained
 from fednca.engines.local import total
+from fednca.flower import checks
 from fednca.flower.assignment import ASSIGNMENT, Assignment
-from fednca.flower.checks import (
-    check_norm,
-    largest_norm,
-    read_histograms,
-    read_tensors,
-    read_update,
-    rehearse,
-    rehearse_closing,
-)
 from fednca.flower.config import ServerConfig
 from fednca.flower.exchange import Answers, Read, T, exchange
 from fednca.flower.ledger import Ledger
@@ -83,8 +75,10 @@ class FlowerEngine(Engine):
     def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
         """Add up the sums that the connected sites send for one exchange of the closing."""
         tensors = {"weights": to_arrays(server.weights), "asked": to_arrays(asked)}
-        expected = rehearse_closing(self.config, self.method, self.model, len(self.roster.classes), asked)
-        answers = self._ask_all(CLOSE, number, tensors, lambda _, content: read_tensors(content, "sums", expected))
+        expected = checks.rehearse_closing(self.config, self.method, self.model, len(self.roster.classes), asked)
+        answers = self._ask_all(
+            CLOSE, number, tensors, lambda _, content: checks.read_tensors(content, "sums", expected)
+        )
         found = [answers.replies[site] for site in sorted(answers.replies)]
         return Totals(total(found) if self._suffices(number, answers) else None, answers.missing)
 
@@ -93,7 +87,7 @@ class FlowerEngine(Engine):
         shape = (2, len(self.roster.classes), self.config.calibrate.bins + 1)
 
         def read(site: str, content: RecordDict) -> Tensors:
-            return read_histograms(content, shape, self.roster.present[site].images)
+            return checks.read_histograms(content, shape, self.roster.present[site].images)
 
         answers = self._ask_all(MessageType.EVALUATE, number, {"weights": to_arrays(server.weights)}, read)
         if not self._suffices(number, answers):
@@ -118,7 +112,7 @@ class FlowerEngine(Engine):
     @cached_property
     def _expected(self) -> Trained:
         """An update with the names, shapes and dtypes that all must have."""
-        return rehearse(self.config, self.method, self.model, len(self.roster.classes))
+        return checks.rehearse(self.config, self.method, self.model, len(self.roster.classes))
 
     def _ask(
         self,
@@ -176,11 +170,11 @@ class FlowerEngine(Engine):
         accepted = {self.names[client]: int(own["accepted"]) for client, own in states.items()}
         tensors = {"weights": to_arrays(server.weights), "received": to_arrays(self.method.rule.send(server))}
         noise = local_deviation(self.settings.privacy)
-        largest = largest_norm(server.weights, self.settings.norm_bound, noise)
+        largest = checks.largest_norm(server.weights, self.settings.norm_bound, noise)
 
         def read(site: str, content: RecordDict) -> Trained:
-            trained = read_update(content, self.names.index(site), self._expected)
-            check_norm(trained.update, server, largest, self.config.train.lr)
+            trained = checks.read_update(content, self.names.index(site), self._expected)
+            checks.check_norm(trained.update, server, largest, self.config.train.lr)
             check_samples(self.roster, site, trained.update.samples)
             note = ""
             if content.metric_records["counts"].get("state_lost"):

@@ -46,8 +46,12 @@ Start = tuple[Config, nn.Module, State]  # the config with all options written o
 def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
     """Play a run from its beginning or, with `resume`, after its last finished round; return its folder."""
     folder = Path(settings.out)
-    if not resume:
-        check_new(folder, settings)
+    if not resume:  # refuse what cannot begin before anything is written
+        config = settings.run_config()
+        check_fit(settings, config, create_method(config))
+        if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+            way_out = "resume its run with resume=true, or name another `out`"
+            raise FedncaError(f"'{folder}' holds something already; {way_out}")
     with explain_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with taken_over(folder, TAKE_OVER if resume else 0.0):  # look inside only once nobody else can change it
@@ -56,14 +60,6 @@ def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
         else:
             run_in(folder, grid, settings)
     return folder
-
-
-def check_new(folder: Path, settings: ServerConfig) -> None:
-    """Refuse a folder that is not empty and a run that cannot be federated, before anything is written."""
-    config = settings.run_config()
-    check_fit(settings, config, create_method(config))
-    if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
-        raise FedncaError(f"'{folder}' holds something already; resume its run with resume=true, or name another `out`")
 
 
 def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:

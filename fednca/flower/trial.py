@@ -58,10 +58,10 @@ def write_trial(trial: Trial) -> Path:
         for name in trial.sites:
             text = template("site.toml").format(name=json.dumps(name))
             write_new(folder / "sites" / name / "site.toml", text.encode())
+            if not trial.insecure:
+                write_node_key(folder / "sites" / name / "node.key", server / "nodes" / f"{name}.pub")
         if not trial.insecure:
             write_certificates(trial)
-            for name in trial.sites:
-                write_node_key(folder / "sites" / name / "node.key", server / "nodes" / f"{name}.pub")
         page = commands_page(trial.sites, trial.address, trial.port, insecure=trial.insecure)
         write_new(folder / "COMMANDS.md", page.encode())
     return folder
