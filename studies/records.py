@@ -97,9 +97,9 @@ def describe_partition(run: Run) -> dict[str, Any]:
 def describe_features(run: Run, *, mapped: bool) -> dict[str, Any]:
     """Return silhouettes and class means of the final model's test features, and with `mapped` a t-SNE map.
 
-    An image counts once for each of its labels, as in `fednca.measures.collapse`; silhouettes are those of cosine distances
-    between the features themselves: of all, of those of images with one label, and of as many features for classes that
-    an image does not show, which little but a class's own query can part.
+    An image counts once for each of its labels, as in `fednca.measures.collapse`; silhouettes are those of cosine
+    distances between the features themselves: of all, of those of images with one label, and of as many features for
+    classes that an image does not show, which little but a class's own query can part.
     """
     device, test = pick_device(run.config.device), run.federation.dataset.test
     store, model = build_store(run.config, test.images, device), run.model().to(device)

@@ -86,7 +86,7 @@ def compare(bench: Bench, select: str = "val") -> list[Line]:
 
 
 def value_of(result: Mapping[str, Any], metric: str, part: str = "test") -> float | None:
-    """Return a metric of a run or a round; None for calibrated F1 of the round the paper would choose."""
+    """Return a metric of a run or a round; None for calibrated F1 where an older version did not keep it."""
     if metric.endswith(AT_THRESHOLDS):
         result = result.get("calibrated", {})
     value: float | None = result[part][metric.removesuffix(AT_THRESHOLDS)] if result else None

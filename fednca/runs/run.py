@@ -31,7 +31,7 @@ class Run:
         self.folder = named_in_utf8(folder)
         if not (self.folder / "config.toml").is_file():
             raise FedncaError(f"'{folder}' is not a run folder: it has no config.toml")
-        self.config: Config = build_config(without_replaced(read_toml(self.folder / "config.toml")))
+        self.config: Config = build_config(without_unread(read_toml(self.folder / "config.toml")))
 
     @property
     def history(self) -> list[Line]:
@@ -104,7 +104,7 @@ class Run:
         return model.eval()
 
 
-def without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
     """Drop options that older versions wrote out though nothing read them.
 
     They are those of the method's own learner where another one takes its place, and those of that one's closing.

@@ -100,7 +100,8 @@ def test_a_run_that_goes_on_is_described_as_far_as_it_is(open_run):
     assert group["curves"]["test.macro_f1"]["x"] == [1, 2]
     assert group["collapse"]["nc1"]["x"] == []
     assert group["results"]["last"]["rounds"] == [2]
-    assert group["results"]["val"]["calibrated"]["macro_f1"] is None
+    reached = open_run.history[group["results"]["val"]["rounds"][0] - 1]["calibrated"]["test"]["macro_f1"]
+    assert group["results"]["val"]["calibrated"]["macro_f1"]["mean"] == reached
 
 
 def test_a_run_that_has_only_a_config_is_described(tmp_path):
