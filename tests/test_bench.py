@@ -64,6 +64,12 @@ def assert_as_alone(cell, folder):
     assert found.config == alone.config
 
 
+def test_folders_of_rows_are_called_as_in_older_benches(tmp_path):
+    rows = plan(tmp_path, "fedprox:mu=0.5,head=mlp", "spherefed:ridge=0.01,target=shifted", "fedavg@spherefed").rows
+    names = ["fedprox_head-mlp_mu-0.5", "spherefed_target-shifted_ridge-0.01", "fedavg@spherefed"]
+    assert [row.folder for row in rows] == names
+
+
 def test_cells_at_once_are_what_they_are_alone(tmp_path, monkeypatch):
     both_begun = threading.Barrier(2, timeout=120)
     on_start, usual, intervals = Watch.on_start, sys.getswitchinterval(), []

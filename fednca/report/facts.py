@@ -31,7 +31,7 @@ BY_CLASS = {
     "class_auc": "AUC",
     "class_ap": "AP",
 }
-OPTIONS = ("method.options.", "method.learner_options.")
+OPTIONS = ("method.options.", "method.learner_options.", "method.closing_options.")
 Facts = dict[str, Any]
 Federations = Mapping[str, Federation | str]  # by setting; a text instead says why its data could not be loaded
 
@@ -71,7 +71,7 @@ def page_facts(groups: Sequence[Group], federations: Federations) -> Facts:
 
 def _is_methods(path: str) -> bool:
     """Return whether a setting belongs to the method, with which the page shows it."""
-    return path.startswith(OPTIONS) or path in {"method.name", "method.learner"}
+    return path.startswith(OPTIONS) or path in {"method.name", "method.learner", "method.closing"}
 
 
 def group_facts(group: Group) -> Facts:

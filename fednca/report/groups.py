@@ -16,7 +16,6 @@ EXECUTION = {
     *("train.checkpoint_every", "evaluate.batch_size", "evaluate.collapse"),
 }
 MOST_NAMED = 4  # most settings that a label names
-LEARNER = "method.learner_options."
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def method_facts(run: Run) -> list[str]:
         f"Formula: `{learner.formula}`.",
         f"Backbone: {config.model.backbone} (initial weights: {config.model.pretrained}, norm: {config.model.norm}).",
     ]
-    options = ", ".join(f"{name} = {value}" for name, value in plain(run.method.learner).items())
+    own = {name: value for part in run.method.parts.values() for name, value in plain(part).items()}
+    options = ", ".join(f"{name} = {value}" for name, value in own.items())
     return [*lines, f"Options: {options}."] if options else lines
 
 

@@ -104,6 +104,19 @@ def test_a_run_that_goes_on_is_described_as_far_as_it_is(open_run):
     assert group["results"]["val"]["calibrated"]["macro_f1"]["mean"] == reached
 
 
+def test_what_a_method_takes_from_others_is_shown_with_it(tmp_path):
+    closed = {"method__learner": "spherefed", "method__closing": "spherefed", "method__closing_options": {"ridge": 0.5}}
+    for name, taken in {"plain": {}, "closed": closed}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(tiny(method__name="fedprox", **taken).to_toml())
+    facts = describe([Run(tmp_path / "plain"), Run(tmp_path / "closed")])
+    assert facts["differing"] == {}
+    assert {each["name"] for each in facts["groups"][1]["methods"]} == {"fedprox", "spherefed"}
+    options = facts["groups"][1]["options"]
+    assert (options["method.options.mu"], options["method.closing_options.ridge"]) == ("0.01", "0.5")
+    assert options["method.learner_options.target"] == "scaled"
+
+
 def test_a_run_that_has_only_a_config_is_described(tmp_path):
     (tmp_path / "config.toml").write_text(tiny().to_toml())
     facts = describe([Run(tmp_path)])

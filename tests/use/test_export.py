@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from helpers import tiny
 from older_runs import age
 from safetensors import safe_open
 
@@ -14,7 +15,7 @@ import fednca.use.card
 import fednca.use.export
 from fednca.base.errors import FedncaError, RunFailedError
 from fednca.data.examples import choose_rows
-from fednca.runs import Run
+from fednca.runs import Run, train
 from fednca.use.card import model_card
 from fednca.use.data import examples
 from fednca.use.export import export
@@ -133,9 +134,6 @@ def test_exporting_leaves_the_model_alone(run, test_images, tmp_path):
 
 
 def test_a_float64_model_is_exported_in_float32(tmp_path, test_images):
-    from helpers import tiny
-
-    from fednca.runs import train
 
     model = TrainedModel(train(tiny(train__rounds=1, train__precision="float64"), tmp_path / "run"))
     export(model, "onnx", tmp_path / "model.onnx")
@@ -193,6 +191,15 @@ def test_the_card_tells_data_method_federation_and_metrics_of_each_class(model):
         "licence: CC BY 4.0",
     ):
         assert fact in card
+
+
+def test_the_card_tells_the_options_of_every_part(tmp_path):
+    taken = {"method__learner": "spherefed", "method__closing": "spherefed", "method__options": {"mu": 0.25}}
+    run = train(tiny(method__name="fedprox", train__rounds=1, **taken), tmp_path / "run")
+    card = model_card(TrainedModel(run), "model.pt", "torchscript")
+    for fact in ("fedprox (", "Learner (head and local loss): spherefed (", "Closing: spherefed.", "mu = 0.25"):
+        assert fact in card
+    assert "target = scaled, classifier_seed = 0, mu = 0.25, ridge = 0.001" in card
 
 
 def test_a_card_without_data_and_of_an_unfinished_run(model, tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ function whatWasRun() {
     return h("p", {}, h("b", {}, setting.dataset), `: ${setting.classes.length} classes, ${images ? `${images.train} training, ${images.val} validation and ${images.test} test images, ` : ""}${setting.image_size} px; ${split}; ${setting.backbone}, ${setting.rounds} rounds`);
   });
   const methods = [...new Map(groups.flatMap((group) => group.methods).map((method) => [method.name, method])).values()];
-  const plain = (group) => Object.entries(group.options).map(([path, value]) => `${path.replace("method.options.", "").replace("method.learner_options.", "learner ")} = ${value}`).join(", ");
+  const plain = (group) => Object.entries(group.options).map(([path, value]) => `${path.replace("method.options.", "").replace("method.learner_options.", "learner ").replace("method.closing_options.", "closing ")} = ${value}`).join(", ");
   const about = table(["method", "what it is", "formula", "from"], methods.map((m) => [h("b", {}, m.name), [m.summary, h("br"), h("small", {}, Object.entries(m.changes).map(([k, v]) => `${k}: ${v}`).join(" · "))], h("code", {}, m.formula), m.paper]), "words");
   const apart = Object.entries(data.differing);
   section("what", "What was run", "What was run", "β (beta) says how evenly the clients that hold a class share its images: the smaller, the less evenly. γ (gamma) is the share of all classes that a client may hold. A head turns image features into one score per class. LADM (label-aware disentanglement) is an attention module that reads one feature per class from the image; an ETF (equiangular tight frame) is a set of fixed class vectors, all at the same, largest possible angle to each other. BCE is binary cross-entropy.", ...cards, about,
