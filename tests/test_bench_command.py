@@ -20,7 +20,10 @@ def test_bench_trains_fails_and_goes_on(config, capsys, tmp_path):
     assert main([*words[:5], str(tmp_path / "bench"), "--methods", "fedavg"]) == 0
     out = capsys.readouterr().out
     assert "starts" not in out
-    assert [line.split()[0] for line in out.splitlines() if "±" in line][:1] == ["fedavg"]
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("fedavg ")]
+    assert row[1] == "1"
+    assert all(0 <= float(value) <= 100 for value in row[2:])
+    assert len(row) == 8
 
 
 def test_ctrl_c_says_that_the_same_bench_goes_on(config, capsys, tmp_path, monkeypatch):

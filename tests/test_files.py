@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent import futures
 
 import pytest
 
@@ -35,7 +36,7 @@ def write(*works, wait=False, error=None):
         for work in works:
             writer.write(work)
             if wait:
-                writer.thread.join(30)
+                futures.wait(writer.tasks, 30)
         if error:
             raise error
 

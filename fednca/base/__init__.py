@@ -15,17 +15,6 @@ else:
     __getattr__, __dir__ = lazy(__name__, "errors", "packages", "files", "randomness", "devices", "tensors")
 
 __all__ = [
-    "FedncaError",
-    "Layout",
-    "Packed",
-    "RunFailedError",
-    "UnfitEngineError",
-    "derive_seed",
-    "needed",
-    "numpy_rng",
-    "pick_device",
-    "seeded",
-    "torch_rng",
-    "unknown_name",
-    "write_atomic",
-]
+    "FedncaError", "Layout", "Packed", "RunFailedError", "UnfitEngineError", "derive_seed", "needed", "numpy_rng",
+    "pick_device", "seeded", "torch_rng", "unknown_name", "write_atomic",
+]  # fmt: skip

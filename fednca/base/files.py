@@ -2,11 +2,11 @@
 
 import os
 import shlex
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Self
 
 from fednca.base.errors import FedncaError, RunFailedError
 
@@ -78,54 +78,32 @@ def append_line(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
-class Writer:
+class Writer(AbstractContextManager["Writer"]):
     """Writes in another thread; if work comes faster than it is done, only the newest piece is kept waiting.
 
     Leaving the block waits until all is written. A failure is raised by the next call, or on leaving.
     """
 
     def __init__(self) -> None:
-        """Start with nothing to write."""
-        self.waiting: Callable[[], None] | None = None
-        self.changed = threading.Condition()
-        self.leaving = False
-        self.failure: BaseException | None = None
-
-    def __enter__(self) -> Self:
-        """Start the thread."""
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        self.thread.start()
-        return self
+        self.waiting: deque[Callable[[], None]] = deque(maxlen=1)
+        self.thread, self.tasks = ThreadPoolExecutor(1), list[Future[None]]()
 
     def write(self, work: Callable[[], None]) -> None:
         """Do `work` in the thread; it takes the place of work that still waits."""
-        with self.changed:
-            self._check()
-            self.waiting = work
-            self.changed.notify()
+        self._check()
+        self.waiting.append(work)
+        self.tasks.append(self.thread.submit(self._work))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Wait for the last write."""
-        with self.changed:
-            self.leaving = True
-            self.changed.notify()
-        self.thread.join()
+        self.thread.shutdown()
         if error is None:
             self._check()
 
     def _check(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+        """Raise the first failure, and forget what is done."""
+        self.tasks = [task for task in self.tasks if not task.done() or task.result()]
 
     def _work(self) -> None:
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.waiting or self.leaving)
-                work, self.waiting = self.waiting, None
-                if work is None:
-                    return
-            try:
-                work()
-            except BaseException as failure:  # noqa: BLE001 (raised in the thread that waits)
-                self.failure = failure
-                return
+        if self.waiting:  # a piece that was replaced leaves a task without work
+            self.waiting.pop()()

@@ -75,7 +75,6 @@ class Packed(dict[str, Tensor]):
     """A dict of tensors, each a view of one of the `vectors`; if an entry is replaced, it is an ordinary dict again."""
 
     def __init__(self, layout: Layout, vectors: dict[torch.dtype, Tensor]) -> None:
-        """Make the views that the layout describes."""
         pieces = {dtype: iter(torch.split(vectors[dtype], each)[::2]) for dtype, each in layout.lengths.items()}
         super().__init__((name, view(next(pieces[dtype]), shape)) for name, dtype, shape in layout.places)
         self.layout, self.vectors, self.views = layout, vectors, tuple(self.values())
@@ -125,9 +124,7 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
     """Stop the run if a tensor is not finite."""
     whole = tensors.vectors if isinstance(tensors, Packed) and tensors.follows(tensors.layout) else tensors
     floats = [tensor for tensor in whole.values() if tensor.is_floating_point() and tensor.numel()]
-    if not floats:
-        return
-    if bool(torch.stack([norm.double() for norm in torch._foreach_norm(floats)]).isfinite().all()):
+    if not floats or bool(torch.stack([norm.double() for norm in torch._foreach_norm(floats)]).isfinite().all()):
         return
     for name, tensor in tensors.items():  # a norm may overflow although every number is finite
         if not bool(torch.isfinite(tensor).all()):

@@ -275,15 +275,13 @@ def show_results(run: "Run", console: "Console") -> None:
 
 
 def show_bench(bench: "Bench", console: "Console") -> None:
-    """Print mean and deviation over the seeds of a bench's finished runs, and its folder."""
-    from fednca.report.tables import bench_table
+    """Print the table of a bench's finished runs, as `fednca table` does, and its folder."""
+    from fednca.report.comparison import compare, to_text
 
-    runs = bench.runs()
-    results = {row: {seed: run.results["val"] for seed, run in own.items()} for row, own in runs.items()}
-    notes = {row: run.method.learner.note for row, own in runs.items() for run in own.values()}
     rounds = bench.config.train.rounds
-    title = f"{bench.preset}: test metrics in percent, at the best of {rounds} rounds by validation"
-    console.print("", bench_table(title, results, {row: note for row, note in notes.items() if note}))
+    title = f"{bench.preset}: test metrics in percent, at the best of {rounds} rounds by validation\n"
+    console.print("", title, highlight=False, markup=False, sep="\n", soft_wrap=True)
+    console.print(to_text(compare(bench)), end="", highlight=False, soft_wrap=True)
     console.print(f"run folders: {bench.folder}", highlight=False, markup=False, soft_wrap=True)
 
 

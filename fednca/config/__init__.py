@@ -17,21 +17,7 @@ from fednca.config.tree import (
 )
 
 __all__ = [
-    "AugmentConfig",
-    "CalibrateConfig",
-    "Config",
-    "DataConfig",
-    "EvaluateConfig",
-    "MethodConfig",
-    "ModelConfig",
-    "Options",
-    "PartitionConfig",
-    "TrainConfig",
-    "build_config",
-    "leaves",
-    "load_config",
-    "preset_names",
-    "read_toml",
-    "source_name",
-    "validate",
-]
+    "AugmentConfig", "CalibrateConfig", "Config", "DataConfig", "EvaluateConfig", "MethodConfig", "ModelConfig",
+    "Options", "PartitionConfig", "TrainConfig", "build_config", "leaves", "load_config", "preset_names", "read_toml",
+    "source_name", "validate",
+]  # fmt: skip

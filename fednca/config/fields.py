@@ -27,12 +27,10 @@ def parse_value(path: str, field: FieldInfo, text: str) -> Any:  # noqa: ANN401
     try:
         return adapter.validate_python(text if listed is None else split_list(text))
     except ValidationError as error:
-        if listed is None:
-            raise FedncaError(describe(error, path, text)) from None
-        if error.errors()[0]["type"] in {"missing", "too_long"}:
+        if listed is not None and error.errors()[0]["type"] in {"missing", "too_long"}:
             wanted = len(get_args(listed))
             raise FedncaError(f"setting '{path}' should be {wanted} values separated by commas, not {text!r}") from None
-        raise FedncaError(describe(error, path)) from None
+        raise FedncaError(describe(error, path, text if listed is None else None)) from None
 
 
 def split_list(text: str) -> list[Any]:

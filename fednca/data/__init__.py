@@ -17,43 +17,13 @@ if TYPE_CHECKING:
     from fednca.data.types import Dataset, FileImages, Source, Split
 else:
     __getattr__, __dir__ = lazy(
-        __name__,
-        "types",
-        "load",
-        "federation",
-        "partition",
-        "sources",
-        "fetch",
-        "images",
-        "store",
-        "distances",
+        __name__, "types", "load", "federation", "partition", "sources", "fetch", "images", "store", "distances",
         "facts",
-    )
+    )  # fmt: skip
 
 __all__ = [
-    "Archive",
-    "Dataset",
-    "Federation",
-    "FileImages",
-    "ImageError",
-    "Partition",
-    "Progress",
-    "Share",
-    "Source",
-    "Split",
-    "StoredImages",
-    "build_federation",
-    "cooccurrence_distance",
-    "dirichlet_presence",
-    "federate",
-    "get_source",
-    "label_distance",
-    "load_dataset",
-    "missing_classes",
-    "natural_sites",
-    "obtain",
-    "open_store",
-    "partition_report",
-    "read_image",
-    "source_names",
-]
+    "Archive", "Dataset", "Federation", "FileImages", "ImageError", "Partition", "Progress", "Share", "Source", "Split",
+    "StoredImages", "build_federation", "cooccurrence_distance", "dirichlet_presence", "federate", "get_source",
+    "label_distance", "load_dataset", "missing_classes", "natural_sites", "obtain", "open_store", "partition_report",
+    "read_image", "source_names",
+]  # fmt: skip

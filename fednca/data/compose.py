@@ -1,13 +1,18 @@
 """Multi-label images made from single-label ones: one or two of them on a black canvas of twice their side."""
 
+from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fednca.base.errors import FedncaError
 from fednca.base.randomness import numpy_rng
-from fednca.data.types import Split
+from fednca.data.types import Dataset, Split
+
+Sources = tuple[NDArray[np.uint8], NDArray[np.integer]]
+"""Source images, (N, h, w) or (N, h, w, 1 or 3), and their classes, (N,)."""
 
 
 def compose(
@@ -41,18 +46,18 @@ def compose(
     return canvases, hot
 
 
-def composites(
-    name: str,
-    images: NDArray[np.uint8],
-    labels: NDArray[np.integer],
-    num_classes: int,
-    singles: int | None,
-    pairs: int,
-    seed: int,
-) -> Split:
-    """Compose a split whose name, such as `digits train`, and seed decide everything that is drawn."""
-    rng = numpy_rng(seed, f"{name} composites")
-    return Split(*compose(images, labels, num_classes, singles=singles, pairs=pairs, rng=rng))
+def composed(name: str, classes: tuple[str, ...], sources: Mapping[str, Sources], options: Any) -> Dataset:  # noqa: ANN401
+    """Compose a dataset from the source images and classes of its splits.
+
+    options: the dataset's own, with a `seed` and, for each split, `train_pairs` and perhaps `train_singles`.
+    """
+
+    def split(part: str) -> Split:
+        rng = numpy_rng(options.seed, f"{name} {part} composites")
+        singles, pairs = getattr(options, f"{part}_singles", None), getattr(options, f"{part}_pairs")
+        return Split(*compose(*sources[part], len(classes), singles=singles, pairs=pairs, rng=rng))
+
+    return Dataset(name, classes, split("train"), split("val"), split("test"))
 
 
 def _draw_singles(members: list[NDArray[np.intp]], singles: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 from fednca.base.arrays import read_arrays, write_arrays
 from fednca.base.errors import FedncaError, unknown_name
 from fednca.base.randomness import numpy_rng
-from fednca.data.partition import (
-    Kind,
-    Partition,
-    Unmatched,
-    deal,
-    dirichlet_presence,
-    from_arrays,
-    natural_sites,
-    to_arrays,
-)
+from fednca.data.partition import Kind, Partition, Unmatched, deal, dirichlet_presence, natural_sites
 from fednca.data.types import Dataset, Split
 
 WAY_OUT = "give a file that save() wrote"
@@ -72,7 +63,7 @@ class Federation:
         }
         for part, share in (("train", self.train), ("val", self.val)):
             arrays[f"{part}/rows"] = share.rows
-            arrays |= {f"{part}/{name}": array for name, array in to_arrays(share.partition).items()}
+            arrays |= {f"{part}/{name}": array for name, array in share.partition.to_arrays().items()}
         write_arrays(path, arrays)
 
     @classmethod
@@ -97,7 +88,7 @@ class Federation:
             rows = own["rows"].astype(np.intp)
             if len(rows) != len(own["owner"]) or rows.min(initial=0) < 0 or rows.max(initial=0) >= len(split):
                 raise FedncaError(f"'{path}' is damaged: its rows do not fit the {part} images; start the run again")
-            return Share(split, rows, from_arrays(own))
+            return Share(split, rows, Partition.from_arrays(own))
 
         return cls(dataset, share("train", dataset.train), share("val", _val_split(dataset)))
 
@@ -131,15 +122,9 @@ def build_federation(
         dealt = _leave_at_sites(dataset, train, train_rows)
         _check_sites(dataset.sites, dealt, min_samples)
     else:
+        labels, groups = train.labels[train_rows], _groups(train, train_rows)
         dealt = dirichlet_presence(
-            train.labels[train_rows],
-            clients,
-            beta,
-            gamma,
-            seed,
-            groups=_groups(train, train_rows),
-            unmatched=unmatched,
-            min_samples=min_samples,
+            labels, clients, beta, gamma, seed, groups=groups, unmatched=unmatched, min_samples=min_samples
         )
     return Federation(dataset, Share(train, train_rows, dealt), _validation(dataset, val_rows, dealt, kind, seed))
 
@@ -198,14 +183,8 @@ def _validation(dataset: Dataset, rows: NDArray[np.intp], train: Partition, kind
     if kind == "natural" and split.sites is not None:
         own = _leave_at_sites(dataset, split, rows)
         return Share(split, rows, replace(own, classes=train.classes, proportions=train.proportions))
-    dealt = deal(
-        split.labels[rows],
-        train.classes,
-        train.proportions,
-        numpy_rng(seed, "deal validation"),
-        groups=_groups(split, rows),
-        unmatched=train.unmatched,
-    )
+    labels, groups, rng = split.labels[rows], _groups(split, rows), numpy_rng(seed, "deal validation")
+    dealt = deal(labels, train.classes, train.proportions, rng, groups=groups, unmatched=train.unmatched)
     return Share(split, rows, dealt)
 
 

@@ -6,12 +6,12 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -140,45 +140,36 @@ def _read(response: HTTPResponse, url: str, done: int, total: int) -> bytes:
     """Return the next chunk, or b'' at the end; an end before `total` bytes is an error."""
     try:
         chunk = response.read(CHUNK)
+        if not chunk and done < total:
+            raise HTTPException("connection closed")
     except (OSError, HTTPException) as error:
-        raise _stopped(url, done, total, error) from error
-    if not chunk and done < total:
-        raise _stopped(url, done, total, "connection closed")
+        so_far = f"{done} of {total or 'unknown'} bytes"
+        raise FedncaError(
+            f"the download of '{url}' stopped after {so_far} ({error}); run this again to continue"
+        ) from error
     return chunk
 
 
-def _stopped(url: str, done: int, total: int, reason: object) -> FedncaError:
-    so_far = f"{done} of {total or 'unknown'} bytes"
-    return FedncaError(f"the download of '{url}' stopped after {so_far} ({reason}); run this again to continue")
-
-
 def _extract(file: IO[bytes], archive: Path, folder: Path, progress: Progress) -> None:
+    total = archive.stat().st_size
+
+    def told(members: Iterable[Any], start: Callable[[Any], int]) -> Iterator[Any]:
+        for member in members:
+            progress(f"{archive.name}, unpacking", start(member), total)
+            yield member
+        progress(f"{archive.name}, unpacking", total, total)
+
     try:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as zipped:
-                zipped.extractall(folder, _zip_members(zipped, archive, progress))
+                for name in zipped.namelist():
+                    # zipfile would silently drop such parts of a path; no honest archive has them.
+                    if name.startswith(("/", "\\")) or ".." in Path(name).parts:
+                        raise zipfile.BadZipFile(f"its member '{name}' points outside the folder")
+                zipped.extractall(folder, told(zipped.infolist(), lambda member: member.header_offset))
         else:
             file.seek(0)
             with tarfile.open(fileobj=file) as tar:
-                tar.extractall(folder, _tar_members(tar, file, archive, progress), filter="data")
+                tar.extractall(folder, told(tar, lambda _: file.tell()), filter="data")
     except BROKEN as error:
         raise FedncaError(f"'{archive}' cannot be unpacked ({error}); delete it and run this again") from error
-
-
-def _zip_members(zipped: zipfile.ZipFile, archive: Path, progress: Progress) -> Iterator[str]:
-    total = archive.stat().st_size
-    for member in zipped.infolist():
-        # zipfile would silently drop such parts of a path; no honest archive has them.
-        if member.filename.startswith(("/", "\\")) or ".." in Path(member.filename).parts:
-            raise zipfile.BadZipFile(f"its member '{member.filename}' points outside the folder")
-        progress(f"{archive.name}, unpacking", member.header_offset, total)
-        yield member.filename
-    progress(f"{archive.name}, unpacking", total, total)
-
-
-def _tar_members(tar: tarfile.TarFile, file: IO[bytes], archive: Path, progress: Progress) -> Iterator[tarfile.TarInfo]:
-    total = archive.stat().st_size
-    for member in tar:
-        progress(f"{archive.name}, unpacking", file.tell(), total)
-        yield member
-    progress(f"{archive.name}, unpacking", total, total)

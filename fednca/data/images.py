@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -69,7 +68,7 @@ def _read(path: Path) -> Image.Image:
                 raise ImageError(path, "is empty (0 bytes)")
             file.seek(0)
             if path.suffix.lower() in DICOM_SUFFIXES or head[128:] == b"DICM":
-                return _read_dicom(path, file, _import_pydicom(path))
+                return _read_dicom(path, file)
             return _read_common(file)
     except (FedncaError, MemoryError):
         raise
@@ -106,27 +105,23 @@ def _scale_grey(values: NDArray[Any]) -> NDArray[np.uint8]:
     return _to_bytes(values.astype(np.float32) / full)
 
 
-def _import_pydicom(path: Path) -> ModuleType:
-    """Import pydicom; a missing package is not an ImageError, which could leave out a whole folder of good files."""
-    needed("pydicom.pixels", "dicom", f"image '{path}', which is DICOM,")
-    return needed("pydicom", "dicom")
-
-
-def _read_dicom(path: Path, file: BinaryIO, pydicom: ModuleType) -> Image.Image:
-    header = pydicom.dcmread(file)
+def _read_dicom(path: Path, file: BinaryIO) -> Image.Image:
+    # A missing package is not an ImageError, which could leave out a whole folder of good files.
+    decoder = needed("pydicom.pixels", "dicom", f"image '{path}', which is DICOM,")
+    header = needed("pydicom", "dicom").dcmread(file)
     frames = int(header.get("NumberOfFrames") or 1)
     if frames > 1:
         raise ImageError(path, f"is DICOM with {frames} frames, but only single images can be read")
     kind = header.PhotometricInterpretation
-    pixels = pydicom.pixels.pixel_array(header)
+    pixels = decoder.pixel_array(header)
     if kind not in ("MONOCHROME1", "MONOCHROME2"):
         if pixels.dtype != np.uint8 or pixels.ndim != 3:
             raise ImageError(path, f"is DICOM in {kind} of {pixels.dtype}; only grey and 8-bit RGB or YBR can be read")
         return Image.fromarray(pixels)
-    values = pydicom.pixels.apply_modality_lut(pixels, header)
+    values = decoder.apply_modality_lut(pixels, header)
     if header.get("VOILUTSequence"):
         depth = header.VOILUTSequence[0].LUTDescriptor[2]
-        shown = pydicom.pixels.apply_voi(np.rint(values).astype(np.int64), header) / (2**depth - 1)
+        shown = decoder.apply_voi(np.rint(values).astype(np.int64), header) / (2**depth - 1)
     else:
         centre, width = _first(header.get("WindowCenter")), _first(header.get("WindowWidth"))
         shown = _window(values, centre, width, header.get("VOILUTFunction") or "LINEAR")

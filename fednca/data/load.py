@@ -42,13 +42,14 @@ def decode(dataset: Dataset, config: Config, progress: Progress | None = None, *
     """
 
     def ready(part: str, split: Split) -> Split:
-        return at_size(split, config, partial(progress or _silent, f"{dataset.name} {part}"), verify)
+        told = None if progress is None else partial(progress, f"{dataset.name} {part}")
+        return at_size(split, config, told, verify)
 
     val = None if dataset.val is None else ready("val", dataset.val)
     return replace(dataset, train=ready("train", dataset.train), val=val, test=ready("test", dataset.test))
 
 
-def at_size(split: Split, config: Config, progress: Callable[[int, int], None], verify: bool) -> Split:
+def at_size(split: Split, config: Config, progress: Callable[[int, int], None] | None, verify: bool) -> Split:
     """Return the split with stored images of the configured size, without those that cannot be read."""
     images, size = split.images, config.data.image_size
     if isinstance(images, StoredImages) or (isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)):
@@ -61,10 +62,6 @@ def at_size(split: Split, config: Config, progress: Callable[[int, int], None], 
     groups, sites = (None if numbers is None else numbers[rows] for numbers in (split.groups, split.sites))
     listed_in = stored.folder / NOTE if stored.left_out else None
     return Split(stored.images, split.labels[rows], groups, sites, stored.left_out, listed_in)
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    """Report no progress."""
 
 
 def data_root(config: Config) -> Path:

@@ -6,7 +6,7 @@ concentration of the shares in which a class's images go to its clients: the sma
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, Self, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,33 @@ class Partition:
         if self.unmatched != "drop":
             own[(own == 1) & ~self.classes[k]] = 0 if self.unmatched == "mask" else -1
         return own
+
+    def to_arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return plain arrays; `owner` is the client of each index, or -1 minus the reason's number."""
+        owner = np.empty(sum(map(len, [*self.clients, *self.left_out.values()])), np.int32)
+        for k, rows in enumerate(self.clients):
+            owner[rows] = k
+        for reason, rows in enumerate(self.left_out.values()):
+            owner[rows] = -1 - reason
+        return {
+            "owner": owner,
+            "reasons": np.array(list(self.left_out)),
+            "classes": self.classes,
+            "proportions": self.proportions,
+            "unmatched": np.array(self.unmatched),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[np.generic]]) -> Self:
+        """Rebuild a partition from what `to_arrays` returned."""
+        owner, classes = arrays["owner"], arrays["classes"].astype(np.bool_)
+        return cls(
+            clients=tuple(np.flatnonzero(owner == k) for k in range(len(classes))),
+            classes=classes,
+            proportions=arrays["proportions"].astype(np.float64),
+            left_out={str(reason): np.flatnonzero(owner == -1 - i) for i, reason in enumerate(arrays["reasons"])},
+            unmatched=cast(Unmatched, str(arrays["unmatched"])),
+        )
 
 
 def dirichlet_presence(
@@ -156,34 +183,6 @@ def summary(partition: Partition, labels: NDArray[np.int8]) -> NDArray[np.intp]:
     """Count the positives that each client sees of each class: (K, C)."""
     seen = (partition.client_labels(labels, k) for k in range(len(partition.clients)))
     return np.stack([(own == 1).sum(axis=0) for own in seen])
-
-
-def to_arrays(partition: Partition) -> dict[str, NDArray[np.generic]]:
-    """Return a partition as plain arrays; `owner` is the client of each index, or -1 minus the reason's number."""
-    owner = np.empty(sum(map(len, [*partition.clients, *partition.left_out.values()])), np.int32)
-    for k, rows in enumerate(partition.clients):
-        owner[rows] = k
-    for reason, rows in enumerate(partition.left_out.values()):
-        owner[rows] = -1 - reason
-    return {
-        "owner": owner,
-        "reasons": np.array(list(partition.left_out)),
-        "classes": partition.classes,
-        "proportions": partition.proportions,
-        "unmatched": np.array(partition.unmatched),
-    }
-
-
-def from_arrays(arrays: dict[str, NDArray[np.generic]]) -> Partition:
-    """Rebuild a partition from what `to_arrays` returned."""
-    owner, classes = arrays["owner"], arrays["classes"].astype(np.bool_)
-    return Partition(
-        clients=tuple(np.flatnonzero(owner == k) for k in range(len(classes))),
-        classes=classes,
-        proportions=arrays["proportions"].astype(np.float64),
-        left_out={str(reason): np.flatnonzero(owner == -1 - i) for i, reason in enumerate(arrays["reasons"])},
-        unmatched=cast(Unmatched, str(arrays["unmatched"])),
-    )
 
 
 def _check_settings(

@@ -12,21 +12,7 @@ from fednca.engines.select import select_engine
 from fednca.engines.workplace import build_workplace
 
 __all__ = [
-    "EagerEngine",
-    "Engine",
-    "GraphEngine",
-    "ImageStore",
-    "Judgement",
-    "LeftOut",
-    "LocalEngine",
-    "ProcessEngine",
-    "Shard",
-    "Totals",
-    "Trained",
-    "Trainer",
-    "Workplace",
-    "build_model",
-    "build_workplace",
-    "restore_model",
+    "EagerEngine", "Engine", "GraphEngine", "ImageStore", "Judgement", "LeftOut", "LocalEngine", "ProcessEngine",
+    "Shard", "Totals", "Trained", "Trainer", "Workplace", "build_model", "build_workplace", "restore_model",
     "select_engine",
-]
+]  # fmt: skip

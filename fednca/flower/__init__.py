@@ -17,18 +17,6 @@ else:
     __getattr__, __dir__ = lazy(__name__, "config", "privacy", "uploads", "app", "ready", "trial", "server", "engine")
 
 __all__ = [
-    "FlowerEngine",
-    "PrivacyConfig",
-    "Sent",
-    "ServerConfig",
-    "SiteConfig",
-    "Trial",
-    "epsilon_after",
-    "find_problems",
-    "load_server",
-    "load_site",
-    "serve",
-    "what_leaves",
-    "write_app",
-    "write_trial",
-]
+    "FlowerEngine", "PrivacyConfig", "Sent", "ServerConfig", "SiteConfig", "Trial", "epsilon_after", "find_problems",
+    "load_server", "load_site", "serve", "what_leaves", "write_app", "write_trial",
+]  # fmt: skip

@@ -13,7 +13,10 @@ from fednca.flower.client import announce, close, evaluate, train
 from fednca.flower.config import load_server
 from fednca.flower.server import serve
 
-BUNDLE = Path(__file__).parent / "bundle"
+
+def template(name: str) -> str:
+    """Return the text of a file that `fednca flower init` writes, with fields to fill."""
+    return (Path(__file__).parent / "bundle" / name).read_text(encoding="utf-8")
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
@@ -37,7 +40,7 @@ def write_app(folder: Path) -> Path:
     """Copy what `flwr run` needs into a folder and return it."""
     with explain_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "pyproject.toml").write_bytes((BUNDLE / "pyproject.toml").read_bytes())
+        (folder / "pyproject.toml").write_text(template("pyproject.toml"), encoding="utf-8")
     return folder
 
 

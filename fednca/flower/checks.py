@@ -18,17 +18,15 @@ from fednca.engines.local_update import Trainer
 from fednca.engines.workplace import build_store
 from fednca.flower.records import from_arrays
 from fednca.methods.contract import Method, Server, Tensors, Update
+from fednca.runs.training import first_state
 
 
 def rehearse(config: Config, method: Method, model: nn.Module, classes: int) -> Trained:
     """Train on two blank images as a site would, to know the names, shapes and dtypes of a site's update."""
     model = copy.deepcopy(model)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    trainable = {name: weights[name] for name, weight in model.named_parameters() if weight.requires_grad}
-    server = Server(weights, method.rule.start_server(trainable, config.partition.clients))
-    received = method.rule.send(server)
+    server = first_state(method, model, config.partition.clients).server
     trainer = Trainer(method, model, config.train.model_copy(update={"local_epochs": 1}), config.seed)
-    return trainer.update(1, 0, blank_shard(config, classes), weights, received, {})
+    return trainer.update(1, 0, blank_shard(config, classes), server.weights, method.rule.send(server), {})
 
 
 def rehearse_closing(config: Config, method: Method, model: nn.Module, classes: int, asked: Tensors) -> Tensors:
@@ -48,7 +46,10 @@ def read_update(content: RecordDict, client: int, expected: Trained) -> Trained:
     """Read a site's update from its answer; FedncaError says what is wrong with it."""
     weights = read_tensors(content, "weights", expected.update.weights)
     extra = read_tensors(content, "extra", expected.update.extra)
-    counts, losses = read_metrics(content, "counts"), read_metrics(content, "losses")
+    for part in ("counts", "losses"):
+        if part not in content.metric_records:
+            raise FedncaError(f"its answer has no '{part}'")
+    counts, losses = (content.metric_records[part] for part in ("counts", "losses"))
     if set(losses) != set(expected.losses):
         raise FedncaError(f"its losses are {', '.join(losses) or 'none'}")
     update = Update(client, weights, extra, read_count(counts, "samples"), read_count(counts, "steps"))
@@ -73,13 +74,6 @@ def read_tensors(content: RecordDict, part: str, expected: Tensors) -> Tensors:
             if not bool(torch.isfinite(tensor).all()):
                 raise FedncaError(f"its '{name}' is not finite")
     return tensors
-
-
-def read_metrics(content: RecordDict, part: str) -> MetricRecord:
-    """Read named numbers from an answer."""
-    if part not in content.metric_records:
-        raise FedncaError(f"its answer has no '{part}'")
-    return content.metric_records[part]
 
 
 def read_number(record: MetricRecord, name: str) -> float:

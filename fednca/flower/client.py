@@ -61,22 +61,18 @@ def train(message: Message, context: Context) -> Message:
     """Train the global model on the site's images and send the update."""
     with at_work(message, context) as work:
         told, start = work.assignment, work.tensors("weights")
-        folder, kept = work.site.state, load_state(work.site.state, told.accepted)
+        kept = load_state(work.site.state, told.accepted)
         result = work.trainer.update(
             told.round, told.client, work.shard("train"), start, work.tensors("received"), work.put(kept or {})
         )
-        save_state(folder, told.round, told.accepted, result.state)
+        save_state(work.site.state, told.round, told.accepted, result.state)
         trainable = [name for name, weight in work.trainer.model.named_parameters() if weight.requires_grad]
         update = result.update
         content = RecordDict()
         content["weights"] = to_arrays(privatize_update(told.privacy, start, update.weights, trainable))
         content["extra"] = to_arrays(update.extra)
-        counts = {
-            "samples": update.samples,
-            "steps": update.steps,
-            "state_lost": int(kept is None and bool(result.state)),
-        }
-        content["counts"] = MetricRecord(dict(counts))
+        lost = int(kept is None and bool(result.state))
+        content["counts"] = MetricRecord({"samples": update.samples, "steps": update.steps, "state_lost": lost})
         content["losses"] = MetricRecord(dict(result.losses))
     return Message(content, reply_to=message)
 

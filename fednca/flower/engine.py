@@ -16,16 +16,8 @@ from fednca.base.errors import FedncaError, RunFailedError
 from fednca.config import Config
 from fednca.engines.contract import Engine, Judgement, LeftOut, Totals, Trained
 from fednca.engines.local import total
+from fednca.flower import checks
 from fednca.flower.assignment import ASSIGNMENT, Assignment
-from fednca.flower.checks import (
-    check_norm,
-    largest_norm,
-    read_histograms,
-    read_tensors,
-    read_update,
-    rehearse,
-    rehearse_closing,
-)
 from fednca.flower.config import ServerConfig
 from fednca.flower.exchange import Answers, Read, T, exchange
 from fednca.flower.ledger import Ledger
@@ -49,11 +41,9 @@ class FlowerEngine(Engine):
     config: Config
     method: Method
     model: nn.Module
-    classes: tuple[str, ...]
     run: str
     roster: Roster
     ledger: Ledger
-    folder: Path
     note: str = ""
     keeps_states: bool = True
     _judges: set[str] | None = field(default=None, init=False)  # who answered every message since this round's training
@@ -85,17 +75,19 @@ class FlowerEngine(Engine):
     def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
         """Add up the sums that the connected sites send for one exchange of the closing."""
         tensors = {"weights": to_arrays(server.weights), "asked": to_arrays(asked)}
-        expected = rehearse_closing(self.config, self.method, self.model, len(self.classes), asked)
-        answers = self._ask_all(CLOSE, number, tensors, lambda _, content: read_tensors(content, "sums", expected))
+        expected = checks.rehearse_closing(self.config, self.method, self.model, len(self.roster.classes), asked)
+        answers = self._ask_all(
+            CLOSE, number, tensors, lambda _, content: checks.read_tensors(content, "sums", expected)
+        )
         found = [answers.replies[site] for site in sorted(answers.replies)]
         return Totals(total(found) if self._suffices(number, answers) else None, answers.missing)
 
     def judge(self, number: int, server: Server) -> Judgement:
         """Let the connected sites judge a model on their own images; they send histograms of its scores."""
-        shape = (2, len(self.classes), self.config.calibrate.bins + 1)
+        shape = (2, len(self.roster.classes), self.config.calibrate.bins + 1)
 
         def read(site: str, content: RecordDict) -> Tensors:
-            return read_histograms(content, shape, self.roster.present[site].images)
+            return checks.read_histograms(content, shape, self.roster.present[site].images)
 
         answers = self._ask_all(MessageType.EVALUATE, number, {"weights": to_arrays(server.weights)}, read)
         if not self._suffices(number, answers):
@@ -113,11 +105,6 @@ class FlowerEngine(Engine):
         return self.ledger.record()
 
     @cached_property
-    def _trainable(self) -> list[str]:
-        """Names of the weights that are trained."""
-        return [name for name, weight in self.model.named_parameters() if weight.requires_grad]
-
-    @cached_property
     def _constants(self) -> ArrayRecord:
         """What the model needs besides its weights; it is sent, so that all machines have the very same."""
         return to_arrays(constants_of(self.model))
@@ -125,40 +112,33 @@ class FlowerEngine(Engine):
     @cached_property
     def _expected(self) -> Trained:
         """An update with the names, shapes and dtypes that all must have."""
-        return rehearse(self.config, self.method, self.model, len(self.classes))
-
-    def _assignment(self, site: str, number: int, accepted: int = 0) -> Assignment:
-        """Return what a site is told to do."""
-        return Assignment(
-            config=self.config,
-            run=self.run,
-            classes=self.classes,
-            round=number,
-            client=self.names.index(site),
-            accepted=accepted,
-            privacy=self.settings.privacy,
-            folder=str(self.folder / "clients") if self.settings.simulated else "",
-        )
+        return checks.rehearse(self.config, self.method, self.model, len(self.roster.classes))
 
     def _ask(
         self,
         kind: str,
-        assignments: Iterable[tuple[str, Assignment]],
+        number: int,
+        sites: Iterable[str],
         tensors: Mapping[str, ArrayRecord],
         read: Read[T],
+        accepted: Mapping[str, int],
     ) -> Answers[T]:
         """Send each site its assignment, all with the same tensors, and read the answers."""
-        shared = {"constants": self._constants, **tensors}
-        messages = {
-            site: Message(
-                RecordDict({ASSIGNMENT: assignment.to_record(), **shared}),
-                self.roster.present[site].node,
-                kind,
-                ttl=self.settings.deadline,
-                group_id=str(assignment.round),
+        messages = {}
+        for site in sites:
+            told = Assignment(
+                config=self.config,
+                run=self.run,
+                classes=self.roster.classes,
+                round=number,
+                client=self.names.index(site),
+                accepted=accepted.get(site, 0),
+                privacy=self.settings.privacy,
+                folder=str(Path(self.settings.out) / "clients") if self.settings.simulated else "",
             )
-            for site, assignment in assignments
-        }
+            content = RecordDict({ASSIGNMENT: told.to_record(), "constants": self._constants, **tensors})
+            node, seconds = self.roster.present[site].node, self.settings.deadline
+            messages[site] = Message(content, node, kind, ttl=seconds, group_id=str(number))
         return exchange(self.grid, messages, self.settings.deadline, read)
 
     def _ask_all(self, kind: str, number: int, tensors: Mapping[str, ArrayRecord], read: Read[T]) -> Answers[T]:
@@ -169,8 +149,7 @@ class FlowerEngine(Engine):
         self.roster.look()
         asked = sorted(self.roster.present if self._judges is None else self._judges)
         absent = self.roster.absent(asked)
-        assignments = [(site, self._assignment(site, number)) for site in asked if site not in absent]
-        answers = self._ask(kind, assignments, tensors, read)
+        answers = self._ask(kind, number, [site for site in asked if site not in absent], tensors, read, {})
         answers.missing.update(absent)
         for site, reason in answers.missing.items():
             LOG.warning("round %s: site '%s' does not judge: %s", number, site, reason)
@@ -189,14 +168,13 @@ class FlowerEngine(Engine):
     ) -> Answers[Trained]:
         """Let sites train, and read their updates; one that cannot be what was asked for does not count."""
         accepted = {self.names[client]: int(own["accepted"]) for client, own in states.items()}
-        assignments = [(site, self._assignment(site, number, accepted.get(site, 0))) for site in sites]
         tensors = {"weights": to_arrays(server.weights), "received": to_arrays(self.method.rule.send(server))}
         noise = local_deviation(self.settings.privacy)
-        largest = largest_norm(server.weights, self.settings.norm_bound, noise)
+        largest = checks.largest_norm(server.weights, self.settings.norm_bound, noise)
 
         def read(site: str, content: RecordDict) -> Trained:
-            trained = read_update(content, self.names.index(site), self._expected)
-            check_norm(trained.update, server, largest, self.config.train.lr)
+            trained = checks.read_update(content, self.names.index(site), self._expected)
+            checks.check_norm(trained.update, server, largest, self.config.train.lr)
             check_samples(self.roster, site, trained.update.samples)
             note = ""
             if content.metric_records["counts"].get("state_lost"):
@@ -205,15 +183,16 @@ class FlowerEngine(Engine):
             return replace(trained, state={"accepted": torch.tensor(number)}, note=note)
 
         self.ledger.ask(sites)
-        return self._ask(MessageType.TRAIN, assignments, tensors, read)
+        return self._ask(MessageType.TRAIN, number, sites, tensors, read, accepted)
 
     def _privatize(self, server: Server, trained: list[Trained]) -> list[Trained]:
         """Clip the updates and add noise, if that is the server's part."""
         privacy = self.settings.privacy
         if privacy.mode != "central":
             return trained
-        clipped = [privatize_update(privacy, server.weights, each.update.weights, self._trainable) for each in trained]
-        noised = noise_average(privacy, clipped, self._trainable)
+        names = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        clipped = [privatize_update(privacy, server.weights, each.update.weights, names) for each in trained]
+        noised = noise_average(privacy, clipped, names)
         return [
             replace(each, update=replace(each.update, weights=weights))
             for each, weights in zip(trained, noised, strict=True)

@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -49,12 +48,13 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read:
     answers = Answers[T]()
     before = connections(grid)
     nodes = {site: message.metadata.dst_node_id for site, message in messages.items()}
-    pending: dict[Future[Message | None], str] = {}
-    with fetching(grid, len(messages)) as fetch_later:
+    over = threading.Event()
+    try:
         pushed = set(grid.push_messages(list(messages.values())))  # together, so that what they share is sent once
+        pending: dict[Future[Message | None], str] = {}
         for site, message in messages.items():
             if message.metadata.message_id in pushed:
-                pending[fetch_later(message.metadata.message_id)] = site
+                pending[fetch_later(grid, message.metadata.message_id, over)] = site
             else:
                 answers.missing[site] = "the SuperLink did not accept the message for it"
         began = time.monotonic()
@@ -62,7 +62,11 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read:
             left = began + deadline - time.monotonic()
             done, _ = wait(pending, timeout=max(0.0, min(WATCH, left)), return_when="FIRST_COMPLETED")
             for future in done:
-                take(answers, pending.pop(future), future, read)
+                site = pending.pop(future)
+                try:
+                    answers.replies[site] = read(site, content_of(future))
+                except FedncaError as refusal:
+                    answers.missing[site] = str(refusal)
             if left <= 0:
                 answers.missing.update(dict.fromkeys(pending.values(), f"it did not answer within {deadline:g} s"))
                 break
@@ -72,21 +76,17 @@ def exchange(grid: Grid, messages: Mapping[str, Message], deadline: float, read:
                     if now.get(nodes[site]) != before.get(nodes[site]):
                         answers.missing[site] = "it was restarted" if nodes[site] in now else "it went offline"
                         del pending[future]
+    finally:
+        over.set()
     return answers
 
 
-@contextmanager
-def fetching(grid: Grid, answers: int) -> Iterator[Callable[[str], "Future[Message | None]"]]:
-    """Yield a function that fetches an answer in the background; on exit, all fetching stops.
-
-    answers: how many are fetched at once.
-    """
-    over, pool = threading.Event(), ThreadPoolExecutor(max(1, answers), thread_name_prefix="answers")
-    try:
-        yield lambda message_id: pool.submit(fetch, grid, message_id, over)
-    finally:
-        over.set()
-        pool.shutdown(wait=False, cancel_futures=True)
+def fetch_later(grid: Grid, message_id: str, over: threading.Event) -> "Future[Message | None]":
+    """Fetch an answer in a thread of its own until it comes or `over` is set."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="answers")
+    answer = pool.submit(fetch, grid, message_id, over)
+    pool.shutdown(wait=False)
+    return answer
 
 
 def fetch(grid: Grid, message_id: str, over: threading.Event) -> Message | None:
@@ -99,17 +99,13 @@ def fetch(grid: Grid, message_id: str, over: threading.Event) -> Message | None:
     return None
 
 
-def take(answers: Answers[T], site: str, future: "Future[Message | None]", read: Read[T]) -> None:
-    """File a fetched answer under `replies`, or why there is none under `missing`."""
+def content_of(future: "Future[Message | None]") -> RecordDict:
+    """Return what a fetched answer holds; FedncaError says why there is none."""
     error = future.exception()
     reply = None if error else future.result()
     if reply is None:
-        answers.missing[site] = f"its answer could not be fetched ({type(error).__name__})"
-    elif reply.has_error():
+        raise FedncaError(f"its answer could not be fetched ({type(error).__name__})")
+    if reply.has_error():
         reason = KNOWN.get(reply.error.code) or reply.error.reason or f"it answered with error {reply.error.code}"
-        answers.missing[site] = reason.partition("\n")[0][:200]
-    else:
-        try:
-            answers.replies[site] = read(site, reply.content)
-        except FedncaError as refusal:
-            answers.missing[site] = str(refusal)
+        raise FedncaError(reason.partition("\n")[0][:200])
+    return reply.content

@@ -9,14 +9,7 @@ clip_norm / sites; in `local` any two updates of a site are at most 2·clip_norm
 from collections.abc import Iterable, Sequence
 
 import torch
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    NeighboringRelation,
-    SamplingMethod,
-)
-from flwr.serverapp import (
-    PrivacyConfig as AccountantConfig,
-)
+from flwr import serverapp
 from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_clip_model_update, compute_stdv
 
 from fednca.base.errors import FedncaError
@@ -68,9 +61,7 @@ def local_deviation(privacy: PrivacyConfig) -> float:
 
 
 def noise_average(privacy: PrivacyConfig, updates: Sequence[Tensors], trainable: Iterable[str]) -> list[Tensors]:
-    """Return the updates; in mode `central` the same noise is added to each, and so to their average."""
-    if privacy.mode != "central":
-        return list(updates)
+    """Add the same noise to each update, and so to their average, as mode `central` wants."""
     names = list(trainable)
     noise = [torch.zeros_like(updates[0][name]).numpy() for name in names]
     add_gaussian_noise_inplace(noise, compute_stdv(privacy.noise_multiplier, privacy.clip_norm, len(updates)))
@@ -82,18 +73,11 @@ def epsilon_after(privacy: PrivacyConfig, releases: int) -> float:
     """Return the epsilon after this many releases, from Flower's accountant of Rényi differential privacy."""
     if not releases:
         return 0.0
+    relation, sampling = serverapp.NeighboringRelation.ADD_OR_REMOVE_ONE, serverapp.SamplingMethod.NO_AMPLIFICATION
     try:
-        from flwr.serverapp import RdpAccountant
-
-        config = AccountantConfig(
-            target_delta=privacy.delta,
-            population_size=1,
-            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-            sampling_method=SamplingMethod.NO_AMPLIFICATION,
-        )
-        accountant = RdpAccountant(config)
+        accountant = serverapp.RdpAccountant(serverapp.PrivacyConfig(privacy.delta, 1, relation, sampling))
     except ImportError:
         raise FedncaError("the epsilon of a private run needs dp-accounting; pip install 'fednca[flower]'") from None
-    event = GaussianPrivacyEvent(noise_multiplier=privacy.noise_multiplier, sample_size=1, population_size=1)
+    event = serverapp.GaussianPrivacyEvent(privacy.noise_multiplier, sample_size=1, population_size=1)
     accountant.compose(event, releases)
     return accountant.get_epsilon(privacy.delta)

@@ -1,7 +1,6 @@
 """Checks a federation's folder, or only the server's or a site's part of it: one sentence for each problem."""
 
 import datetime
-import ipaddress
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +16,11 @@ from fednca.base.errors import FedncaError
 from fednca.config import read_toml, validate
 from fednca.data.images import read_image
 from fednca.data.sources import folder as folder_source
-from fednca.data.types import Dataset, FileImages
+from fednca.data.types import Dataset
 from fednca.flower.classes import join_classes
-from fednca.flower.config import ServerConfig, load_server, load_site
+from fednca.flower.config import load_server, load_site
 from fednca.flower.roster import Announced, check_judged
-from fednca.flower.site import FEWEST, split_parts
+from fednca.flower.site import FEWEST, image_paths, split_parts
 from fednca.flower.state import check_writable
 from fednca.flower.trial import subject_name
 
@@ -38,13 +37,14 @@ def find_problems(folder: Path, watch: Watch = lambda steps, what, total: steps)
         return [f"'{folder}' holds neither server.toml nor site.toml; name a folder that `fednca flower init` wrote"]
     problems: list[str] = []
     if server is not None:
-        problems += [*explained(check_server, server), *explained(check_server_certificate, server)]
+        problems += [*check_server(server), *explained(check_server_certificate(server))]
     here: dict[str, Announced] = {}
     for site in sites:
-        problems += [*check_site(site, here, watch), *explained(check_site_keys, site)]
-        problems += [*explained(check_registered, site), *explained(check_same_authority, site)]
+        problems += check_site(site, here, watch)
+        for check in (check_site_keys, check_registered, check_same_authority):
+            problems += explained(check(site))
     if server is not None and not problems:
-        problems += explained(lambda server: check_together(load_server(server / "server.toml"), here), server)
+        problems += explained(check_together(server, here))
     return list(dict.fromkeys(problems))  # two checks may stumble over the same thing
 
 
@@ -54,14 +54,12 @@ def is_insecure(folder: Path) -> bool:
     return any(connection(path.parents[1]).get("insecure") is True for path in paths if path.is_file())
 
 
-def explained(check: Callable[[Path], Problems], folder: Path) -> list[str]:
-    """Return the sentences of a check; an error that ends it is one more."""
-    found: list[str] = []
+def explained(found: Problems) -> Problems:
+    """Yield the sentences of a check; an error that ends it is one more."""
     try:
-        found.extend(check(folder))
+        yield from found
     except FedncaError as error:
-        found.append(str(error))
-    return found
+        yield str(error)
 
 
 def check_server(folder: Path) -> Problems:
@@ -113,15 +111,15 @@ def check_images(dataset: Dataset, site: str, watch: Watch) -> None:
     def read(path: Path) -> None:
         read_image(path)
 
-    files = [split.images.paths for split in dataset.splits() if isinstance(split.images, FileImages)]
-    paths = [path for own in files for path in own]
+    paths = image_paths(dataset)
     with ThreadPoolExecutor() as pool:
         for _ in watch(pool.map(read, paths), f"reading images of {site}", len(paths)):
             pass
 
 
-def check_together(settings: ServerConfig, here: dict[str, Announced]) -> Problems:
+def check_together(server: Path, here: dict[str, Announced]) -> Problems:
     """Check that the sites here are in the server's list, spell classes alike, and can evaluate a model."""
+    settings = load_server(server / "server.toml")
     for name in here.keys() - set(settings.sites):
         yield f"site '{name}' is not in the server's list ({', '.join(settings.sites)}); add it to its `sites`"
     if here:
@@ -134,10 +132,9 @@ def check_server_certificate(folder: Path) -> Problems:
     """Check the server's certificate: its dates, its host, who signed it, and whether its key is the right one."""
     if is_insecure(folder):
         return
-    ca = load_certificate(folder / "certificates/ca.crt")
-    path = folder / "certificates/server.crt"
-    certificate = load_certificate(path)
-    yield from check_dates(folder / "certificates/ca.crt", ca)
+    authority, path, key = (folder / "certificates" / name for name in ("ca.crt", "server.crt", "server.key"))
+    ca, certificate = load_certificate(authority), load_certificate(path)
+    yield from check_dates(authority, ca)
     yield from check_dates(path, certificate)
     used = Path(str(connection(folder).get("root-certificates", "")))
     if not used.is_file():
@@ -149,7 +146,6 @@ def check_server_certificate(folder: Path) -> Problems:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
         yield f"certificate '{path}' was not signed by the 'ca.crt' beside it; take both from the same folder"
-    key = folder / "certificates/server.key"
     yield from check_private(key)
     if load_key(key).public_key() != certificate.public_key():
         yield f"key '{key}' does not belong to certificate '{path}'; take both from the same folder"
@@ -213,9 +209,7 @@ def covers(certificate: x509.Certificate, host: str) -> bool:
     except x509.ExtensionNotFound:
         return False
     wanted = subject_name(host)
-    if isinstance(wanted, x509.IPAddress):
-        return ipaddress.ip_address(host) in names.get_values_for_type(x509.IPAddress)
-    return wanted.value in [name.lower() for name in names.get_values_for_type(x509.DNSName)]
+    return str(wanted.value) in [str(name).lower() for name in names.get_values_for_type(type(wanted))]
 
 
 def connection(folder: Path) -> dict[str, object]:
@@ -242,11 +236,10 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a private key of an elliptic curve, in either of its formats."""
     try:
         content = path.read_bytes()
+        ssh = b"OPENSSH" in content[:40]
+        key = (serialization.load_ssh_private_key if ssh else serialization.load_pem_private_key)(content, None)
     except OSError as error:
         raise FedncaError(f"key '{path}' cannot be read ({error.strerror}); copy it again") from None
-    load = serialization.load_ssh_private_key if b"OPENSSH" in content[:40] else serialization.load_pem_private_key
-    try:
-        key = load(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise FedncaError(f"'{path}' is not a private key without password; copy it again") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from flwr.app import Message, MessageType, RecordDict
@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fednca.base.errors import FedncaError
 from fednca.flower.classes import check_known
-from fednca.flower.exchange import Answers, fetch, take
+from fednca.flower.exchange import content_of, fetch_later
 from fednca.flower.site import FEWEST
 
 LOG = logging.getLogger("flwr.fednca")
@@ -46,7 +46,7 @@ class Roster:
     def __init__(self, grid: Grid, sites: Sequence[str], question: RecordDict, deadline: float) -> None:
         """Take the sites that may take part, the question for each node, and the seconds it has to answer."""
         self.grid, self.sites, self.question, self.deadline = grid, sorted(sites), question, deadline
-        self.classes: tuple[str, ...] | None = None  # once they are fixed, who comes later must fit
+        self.classes: tuple[str, ...] = ()  # once they are fixed, who comes later must fit
         self.present: dict[str, Announced] = {}
         self.refused: dict[str, str] = {}  # why a site that is connected cannot take part
         self._questions: dict[int, Question] = {}
@@ -101,27 +101,22 @@ class Roster:
 
     def _ask(self, node: NodeInfo) -> None:
         message = Message(self.question, node.node_id, MessageType.QUERY, ttl=self.deadline)
-        pushed = next(iter(self.grid.push_messages([message])), None)
-        if not pushed:
-            return
-        pool = ThreadPoolExecutor(1, thread_name_prefix="question")
-        answer = pool.submit(fetch, self.grid, pushed, self._over)
-        pool.shutdown(wait=False)
-        self._questions[node.node_id] = Question(node.last_activated_at, time.monotonic(), answer)
-        self._open.add(node.node_id)
+        for pushed in filter(None, self.grid.push_messages([message])):
+            answer = fetch_later(self.grid, pushed, self._over)
+            self._questions[node.node_id] = Question(node.last_activated_at, time.monotonic(), answer)
+            self._open.add(node.node_id)
 
     def _hear(self, node: NodeInfo, answer: "Future[Message | None]") -> None:
-        who, answers = f"node {node.node_id}", Answers[Announced]()
-        take(answers, who, answer, lambda _, content: read_site(content, node.node_id))
-        if who in answers.missing:
-            LOG.warning("%s did not say which site it is: %s", who, answers.missing[who])
-            self.refused |= {node.name: answers.missing[who]}  # the name that it is registered with, if any
+        try:
+            site = read_site(content_of(answer), node.node_id)
+        except FedncaError as error:
+            LOG.warning("node %s did not say which site it is: %s", node.node_id, error)
+            self.refused |= {node.name: str(error)}  # the name that it is registered with, if any
             return
-        site = answers.replies[who]
         try:
             self._check(site, node.name)
         except FedncaError as error:
-            LOG.warning("%s is refused: %s", who, error)
+            LOG.warning("node %s is refused: %s", node.node_id, error)
             self.refused |= {} if site.name in self.present else {site.name: str(error)}
             return
         self.refused.pop(site.name, None)
@@ -136,10 +131,9 @@ class Roster:
         if site.name in self.present:
             raise FedncaError(f"site '{site.name}' is already connected, as node {self.present[site.name].node}")
         if site.images["train"] < FEWEST:
-            raise FedncaError(
-                f"site '{site.name}' has {site.images['train']} training images; it needs {FEWEST} or more"
-            )
-        if self.classes is not None:
+            images = site.images["train"]
+            raise FedncaError(f"site '{site.name}' has {images} training images; it needs {FEWEST} or more")
+        if self.classes:
             check_known(site.name, site.classes, self.classes)
 
 

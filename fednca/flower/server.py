@@ -5,11 +5,13 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
+from torch import nn
 
 from fednca.base.devices import cpu_threads
 from fednca.base.errors import FedncaError, InUseError, RunFailedError
@@ -38,12 +40,18 @@ TAKE_OVER = 60.0  # seconds to wait for a server that lost its SuperLink to end
 TELL = 20.0  # seconds until the log says which sites the start waits for
 LOOK = 0.5  # seconds between two attempts to take over the folder
 
+Start = tuple[Config, nn.Module, State]  # the config with all options written out, the model, and where the run stands
+
 
 def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
     """Play a run from its beginning or, with `resume`, after its last finished round; return its folder."""
     folder = Path(settings.out)
-    if not resume:
-        check_new(folder, settings)
+    if not resume:  # refuse what cannot begin before anything is written
+        config = settings.run_config()
+        check_fit(settings, config, create_method(config))
+        if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+            way_out = "resume its run with resume=true, or name another `out`"
+            raise FedncaError(f"'{folder}' holds something already; {way_out}")
     with explain_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with taken_over(folder, TAKE_OVER if resume else 0.0):  # look inside only once nobody else can change it
@@ -54,14 +62,6 @@ def serve(grid: Grid, settings: ServerConfig, *, resume: bool = False) -> Path:
     return folder
 
 
-def check_new(folder: Path, settings: ServerConfig) -> None:
-    """Refuse a folder that is not empty and a run that cannot be federated, before anything is written."""
-    config = settings.run_config()
-    check_fit(settings, config, create_method(config))
-    if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
-        raise FedncaError(f"'{folder}' holds something already; resume its run with resume=true, or name another `out`")
-
-
 def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
     """Begin a run in a folder, or resume the one that is there."""
     begun = (folder / "last.safetensors").exists()
@@ -69,9 +69,12 @@ def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
     method = create_method(config)
     check_fit(settings, config, method)
     run = read_json(folder / "environment.json")["run"] if begun else secrets.token_hex(8)
-    with cpu_threads(config.threads), closing(make_roster(grid, settings, config, run)) as roster:
-        start = go_on if begun else begin
-        engine, state = start(settings, config, method, roster, run)
+    sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
+    question = RecordDict({ASSIGNMENT: Assignment(config=config, run=run).to_record()})
+    with cpu_threads(config.threads), closing(Roster(grid, sites, question, settings.deadline)) as roster:
+        config, model, state = (go_on if begun else begin)(settings, config, method, roster, run)
+        ledger = Ledger(folder / "privacy.json", settings.privacy)
+        engine = FlowerEngine(grid, settings, config, method, model, run, roster, ledger)
         try:
             play(Run(folder), engine, state, [RoundLog(config.train.rounds)])
         except RunFailedError as error:
@@ -80,12 +83,11 @@ def run_in(folder: Path, grid: Grid, settings: ServerConfig) -> None:
     LOG.info("the run is finished; its folder is '%s'", folder)
 
 
+@dataclass
 class RoundLog(Callback):
     """Writes one line for each round into Flower's log."""
 
-    def __init__(self, rounds: int) -> None:
-        """Take the number of rounds."""
-        self.rounds = rounds
+    rounds: int
 
     def on_note(self, text: str) -> None:
         """Write what a user must know about the run."""
@@ -126,12 +128,10 @@ def check_fit(settings: ServerConfig, config: Config, method: Method) -> None:
         raise FedncaError(f"max_epsilon is {limit:g}, and one round spends {spent:.3g}; raise it, or noise_multiplier")
 
 
-def begin(
-    settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
-) -> tuple[FlowerEngine, State]:
+def begin(settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str) -> Start:
     """Wait for the sites, join their classes, and write what is known before the first round."""
     folder = Path(settings.out)
-    roster.classes = None if settings.classes is None else tuple(settings.classes)
+    roster.classes = tuple(settings.classes or ())
     gather(roster, settings)
     check_judged(roster.present.values())
     joined = join_classes({name: roster.present[name].classes for name in sorted(roster.present)}, settings.classes)
@@ -142,13 +142,10 @@ def begin(
     state = first_state(method, model, len(roster.sites))
     facts = {"note": method.learner.note, "unreadable": [], "run": run, "sites": roster.sites}
     write_beginning(folder, joined, facts | {"privacy": noise_of(settings)}, state)
-    ledger = Ledger(folder / "privacy.json", settings.privacy)
-    return FlowerEngine(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
+    return config, model, state
 
 
-def go_on(
-    settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str
-) -> tuple[FlowerEngine, State]:
+def go_on(settings: ServerConfig, config: Config, method: Method, roster: Roster, run: str) -> Start:
     """Resume a run from its last checkpoint, with the classes and client numbers it began with."""
     folder = Path(settings.out)
     facts = read_json(folder / "environment.json")
@@ -160,12 +157,11 @@ def go_on(
         raise FedncaError(f"the run in '{folder}' began with {noise}; set them back, as its epsilon holds for these")
     state = load_last(folder)
     truncate_history(folder / "history.jsonl", state.round)
-    joined = roster.classes = tuple(facts["classes"])
+    roster.classes = tuple(facts["classes"])
     gather(roster, settings)
-    model = restore_model(config, method, joined, state.constants)
-    ledger = Ledger(folder / "privacy.json", settings.privacy)
+    model = restore_model(config, method, roster.classes, state.constants)
     LOG.info("resuming after round %s of %s", state.round, config.train.rounds)
-    return FlowerEngine(roster.grid, settings, config, method, model, joined, run, roster, ledger, folder), state
+    return config, model, state
 
 
 def noise_of(settings: ServerConfig) -> dict[str, Any]:
@@ -181,13 +177,6 @@ def kept_config(folder: Path, settings: ServerConfig) -> Config:
             "the run in '%s' goes on by its config.toml, as it began; what has changed since does not count", folder
         )
     return kept
-
-
-def make_roster(grid: Grid, settings: ServerConfig, config: Config, run: str) -> Roster:
-    """Return a roster for the sites that may take part; none of them is on it yet."""
-    sites = simulated_names(config.partition.clients) if settings.simulated else settings.sites
-    question = RecordDict({ASSIGNMENT: Assignment(config, run).to_record()})
-    return Roster(grid, sites, question, settings.deadline)
 
 
 def gather(roster: Roster, settings: ServerConfig) -> None:

@@ -66,11 +66,14 @@ def open_site(context: Context, assignment: Assignment) -> Site:
 
 def open_folder(settings: SiteConfig, assignment: Assignment) -> Site:
     """Open a folder of images with a table of labels; the server's config cannot name any file of the site."""
-    config = site_config(settings, assignment.config)
+    own = {f"data.{name}": getattr(settings, name) for name in ("root", "options", "on_corrupt", "cache")}
+    own |= {"data.name": "folder", "device": settings.device, "threads": settings.threads or assignment.config.threads}
+    config = assignment.config.replace(own)
     table = read_dataset(config)
     dataset = decode(table, config)
     parts = split_parts(dataset, settings)
-    data = digest_data(dataset, parts, image_names(table, settings.root))
+    names = [os.path.relpath(path, settings.root) for path in image_paths(table)]  # so the whole folder may move
+    data = digest_data(dataset, parts, names)
     return Site(settings.name, config, dataset.classes, parts, Path(settings.state) / assignment.run, data)
 
 
@@ -94,25 +97,10 @@ def digest_data(dataset: Dataset, parts: Mapping[str, Part], names: Sequence[str
     return digest.hexdigest()
 
 
-def image_names(table: Dataset, root: str) -> list[str]:
-    """Return the paths of all images relative to the root, so that the whole folder may move."""
+def image_paths(table: Dataset) -> list[Path]:
+    """Return the paths of all images."""
     files = [split.images.paths for split in table.splits() if isinstance(split.images, FileImages)]
-    return [os.path.relpath(path, root) for paths in files for path in paths]
-
-
-def site_config(settings: SiteConfig, config: Config) -> Config:
-    """Return the server's config with the settings that a site decides itself."""
-    return config.replace(
-        {
-            "data.name": "folder",
-            "data.root": settings.root,
-            "data.options": settings.options,
-            "data.on_corrupt": settings.on_corrupt,
-            "data.cache": settings.cache,
-            "device": settings.device,
-            "threads": settings.threads or config.threads,
-        }
-    )
+    return [path for paths in files for path in paths]
 
 
 def open_partition(client: int, assignment: Assignment) -> Site:

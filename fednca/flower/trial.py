@@ -7,8 +7,7 @@ import datetime
 import ipaddress
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -20,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fednca.base.errors import FedncaError
 from fednca.base.files import explain_write
 from fednca.config import load_config, validate
-from fednca.flower.app import write_app
+from fednca.flower.app import template, write_app
 from fednca.flower.config import ServerConfig, SiteConfig
 from fednca.flower.instructions import commands_page
 
@@ -28,26 +27,6 @@ CURVE = ec.SECP384R1
 LOOPBACK = ("localhost", "127.0.0.1")  # the server's own processes connect through them
 CLOCKS_DIFFER = datetime.timedelta(hours=1)
 LONGEST = 3650  # days
-
-SERVER = """# Settings of the server; paths are relative to this file's folder.
-config = {config} # what is trained, and how: a preset or a TOML file
-sites = {sites} # all sites that may take part, also those that join later
-out = "run" # folder of the run: history, checkpoints, results
-min_sites = {min_sites} # with updates of fewer sites the run stops; resume it later
-wait = 600.0 # seconds to wait for sites that are not connected
-deadline = 3600.0 # seconds a site may take to answer; a slower one is left out of the round
-
-[overrides.train] # changes to `config`, section by section
-rounds = {rounds}
-"""
-SITE = """# Settings of this site; paths are relative to this file's folder.
-name = {name} # as in the server's list
-root = "data" # CHANGE: folder with the images and labels.csv (columns: image, then 0 or 1 for each class)
-val_fraction = 0.1 # share of the training images used for validation, if the table marks none
-device = "auto"
-
-[options] # how the table is read; `fednca datasets folder` lists the options
-"""
 
 
 @dataclass(frozen=True)
@@ -63,9 +42,9 @@ class Trial:
     insecure: bool = False
 
     @property
-    def host(self) -> str:
-        """The name or address by which the sites reach the server."""
-        return self.hosts[0]
+    def address(self) -> str:
+        """The name or address by which the sites reach the server, as in a URL."""
+        return f"[{self.hosts[0]}]" if ":" in self.hosts[0] else self.hosts[0]
 
 
 def write_trial(trial: Trial) -> Path:
@@ -77,12 +56,13 @@ def write_trial(trial: Trial) -> Path:
             raise FedncaError(f"'{folder}' is not empty and is never overwritten; name a new folder")
         write_server(trial, server)
         for name in trial.sites:
-            write_new(folder / "sites" / name / "site.toml", SITE.format(name=json.dumps(name)).encode())
+            text = template("site.toml").format(name=json.dumps(name))
+            write_new(folder / "sites" / name / "site.toml", text.encode())
+            if not trial.insecure:
+                write_node_key(folder / "sites" / name / "node.key", server / "nodes" / f"{name}.pub")
         if not trial.insecure:
             write_certificates(trial)
-            for name in trial.sites:
-                write_node_key(folder / "sites" / name / "node.key", server / "nodes" / f"{name}.pub")
-        page = commands_page(trial.sites, trial.host, trial.port, insecure=trial.insecure)
+        page = commands_page(trial.sites, trial.address, trial.port, insecure=trial.insecure)
         write_new(folder / "COMMANDS.md", page.encode())
     return folder
 
@@ -107,7 +87,7 @@ def write_server(trial: Trial, folder: Path) -> None:
     if trial.config.endswith(".toml"):
         wanted = "run.toml"
         write_new(folder / wanted, config.to_toml().encode())
-    text = SERVER.format(
+    text = template("server.toml").format(
         config=json.dumps(wanted),
         sites=json.dumps(list(trial.sites)),
         min_sites=min(ServerConfig.model_fields["min_sites"].default, len(trial.sites)),
@@ -118,8 +98,8 @@ def write_server(trial: Trial, folder: Path) -> None:
     path = (folder / "certificates/ca.crt").absolute()  # Flower takes no relative one
     authority = json.dumps(str(path), ensure_ascii=False)  # TOML knows no surrogate pairs
     safety = "insecure = true" if trial.insecure else f"root-certificates = {authority}"
-    address = f"[{trial.host}]" if ":" in trial.host else trial.host
-    connection = f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\naddress = "{address}:{trial.port}"\n{safety}\n'
+    address = f'address = "{trial.address}:{trial.port}"'
+    connection = f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\n{address}\n{safety}\n'
     write_new(folder / "flower/config.toml", connection.encode())
 
 
@@ -131,9 +111,8 @@ def write_certificates(trial: Trial) -> None:
     hosts = list(dict.fromkeys([*trial.hosts, *LOOPBACK]))
     certificate = make_certificate(hosts, key.public_key(), ca, ca_key, now, trial.days)
     folder = trial.folder / "server/certificates"
-    for name in trial.sites:
-        write_new(trial.folder / "sites" / name / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
-    write_new(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
+    for place in (folder, *(trial.folder / "sites" / name for name in trial.sites)):
+        write_new(place / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
     write_new(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
     write_new(folder / "server.key", private_bytes(key, serialization.PrivateFormat.PKCS8), private=True)
     write_new(trial.folder / "authority/ca.key", private_bytes(ca_key, serialization.PrivateFormat.PKCS8), private=True)
@@ -141,15 +120,9 @@ def write_certificates(trial: Trial) -> None:
 
 def make_authority(key: ec.EllipticCurvePrivateKey, now: datetime.datetime, days: int) -> x509.Certificate:
     """Make the certificate of an authority that may sign servers' certificates, but no further authorities."""
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fednca trial authority")])
+    basic = x509.BasicConstraints(ca=True, path_length=0)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    return (
-        _builder(name, name, key.public_key(), now, days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
+    return _sign("fednca trial authority", None, key.public_key(), key, now, days, {basic: True, usage: True})
 
 
 def make_certificate(
@@ -161,17 +134,12 @@ def make_certificate(
     days: int,
 ) -> x509.Certificate:
     """Make a server's certificate for host names and addresses."""
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fednca trial server")])
+    basic = x509.BasicConstraints(ca=False, path_length=None)
+    names = x509.SubjectAlternativeName([subject_name(host) for host in hosts])
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    return (
-        _builder(name, ca.subject, key, now, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([subject_name(host) for host in hosts]), critical=False)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
+    purpose = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
+    extensions = {basic: True, names: False, usage: True, purpose: False}
+    return _sign("fednca trial server", ca.subject, key, ca_key, now, days, extensions)
 
 
 def subject_name(host: str) -> x509.DNSName | x509.IPAddress:
@@ -201,25 +169,32 @@ def private_bytes(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFo
 def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write a file that must not exist yet; a private one can be read by its owner only, from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _refuse_old(path):
+    try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    except FileExistsError:
+        raise FedncaError(f"'{path}' exists already and is not overwritten; name a new folder") from None
     with os.fdopen(number, "wb") as file:
         file.write(content)
 
 
-@contextmanager
-def _refuse_old(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError:
-        raise FedncaError(f"'{path}' exists already and is not overwritten; name a new folder") from None
+def _sign(
+    subject: str,
+    issuer: x509.Name | None,
+    key: ec.EllipticCurvePublicKey,
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime.datetime,
+    days: int,
+    extensions: Mapping[x509.ExtensionType, bool],
+) -> x509.Certificate:
+    """Sign a certificate that is valid from now on; machines whose clock is up to an hour slow accept it, too.
 
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int
-) -> x509.CertificateBuilder:
-    """Begin a certificate that is valid from now on; machines whose clock is up to an hour slow accept it, too."""
-    end = now + datetime.timedelta(days=days)
-    number = x509.random_serial_number()
-    builder = x509.CertificateBuilder(issuer, subject, key, number, now - CLOCKS_DIFFER, end)
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    issuer: None signs its own certificate. extensions: each with whether it is critical.
+    """
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])
+    number, end = x509.random_serial_number(), now + datetime.timedelta(days=days)
+    builder = x509.CertificateBuilder(issuer or name, name, key, number, now - CLOCKS_DIFFER, end)
+    own = x509.SubjectKeyIdentifier.from_public_key(key)
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    for extension, critical in {own: False, **extensions, signer: False}.items():
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(ca_key, hashes.SHA384())

@@ -1,10 +1,8 @@
 """What leaves a site and how many bytes it is, measured on the records that a site would send for blank images."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from flwr.app import ArrayRecord
 from torch import nn
 
 from fednca.base.devices import cpu_threads
@@ -41,46 +39,40 @@ def what_leaves(config: Config, classes: int) -> list[Sent]:
         method = replace(method, learner=method.learner.sketch())
         model = build_model(config, method, names, pretrained="none")
         result = rehearse(config, method, model, classes)
-        exchanges = [] if method.closing is None else list(closing_sums(config, method, model, classes))
+        exchanges = closing_sums(config, method, model, classes)
     every = config.evaluate.every
     judged = "every round" if every == 1 else f"every {every} rounds, and the last"
     update, shard = result.update, blank_shard(config, classes)
-    histogram = score_histograms(shard.labels[:0], shard.labels[:0], config.calibrate)
-    histograms = {"val": histogram, "test": histogram}
-    found = [
-        Sent("at the start", "name of the site, its classes, its numbers of train, val and test images"),
-        measured("every round", "weights and buffers of the model after local training", update.weights),
-    ]
-    if update.extra:
-        found.append(measured("every round", f"the method's extra tensors ({method.about.state})", update.extra))
-    found += [
-        Sent("every round", "counts: images, local steps, whether the site has lost what the method keeps there"),
-        Sent("every round", f"mean of each term of the local loss: {', '.join(result.losses)}"),
-    ]
-    for sums in exchanges:
-        found.append(measured(judged, f"sums for the method's closing step: {', '.join(sums)}", sums))
+    histograms = dict.fromkeys(("val", "test"), score_histograms(shard.labels[:0], shard.labels[:0], config.calibrate))
+    extra = f"the method's extra tensors ({method.about.state})"
     withheld = f"; counts below {config.calibrate.min_count} withheld" if config.calibrate.min_count else ""
     bins = f"histograms of each class's scores on val and test images ({config.calibrate.bins} bins{withheld})"
-    return [*found, measured(judged, bins, histograms), Sent("after an error", "its kind, not its text")]
+    return [
+        Sent("at the start", "name of the site, its classes, its numbers of train, val and test images"),
+        measured("every round", "weights and buffers of the model after local training", update.weights),
+        *([measured("every round", extra, update.extra)] if update.extra else []),
+        Sent("every round", "counts: images, local steps, whether the site has lost what the method keeps there"),
+        Sent("every round", f"mean of each term of the local loss: {', '.join(result.losses)}"),
+        *(measured(judged, f"sums for the method's closing step: {', '.join(sums)}", sums) for sums in exchanges),
+        measured(judged, bins, histograms),
+        Sent("after an error", "its kind, not its text"),
+    ]
 
 
-def closing_sums(config: Config, method: Method, model: nn.Module, classes: int) -> Iterator[Tensors]:
-    """Yield what a site sends in each exchange of the closing, where all there is are blank images."""
-    assert method.closing is not None
-    exchanges = method.closing.close(Server(model.state_dict()))
-    asked = next(exchanges)
-    with suppress(StopIteration):
-        while True:
-            sums = rehearse_closing(config, method, model, classes, asked)
-            yield sums
-            asked = exchanges.send(sums)
+def closing_sums(config: Config, method: Method, model: nn.Module, classes: int) -> list[Tensors]:
+    """Return what a site sends in each exchange of the closing, where all there is are blank images."""
+    found: list[Tensors] = []
+    if method.closing is not None:
+        exchanges = method.closing.close(Server(model.state_dict()))
+        asked = next(exchanges)
+        with suppress(StopIteration):
+            while True:
+                found.append(rehearse_closing(config, method, model, classes, asked))
+                asked = exchanges.send(found[-1])
+    return found
 
 
 def measured(when: str, what: str, tensors: Tensors) -> Sent:
-    """Describe tensors that are sent, with their sizes."""
-    return Sent(when, what, count_bytes(tensors), record_bytes(to_arrays(tensors)))
-
-
-def record_bytes(record: ArrayRecord) -> int:
-    """Return the bytes of a record's arrays, including their headers and the layout."""
-    return sum(len(array.data) for array in record.values())
+    """Describe tensors that are sent: the bytes of their numbers, and of the record with its headers and layout."""
+    record = to_arrays(tensors)
+    return Sent(when, what, count_bytes(tensors), sum(len(array.data) for array in record.values()))

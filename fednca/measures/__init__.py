@@ -19,23 +19,8 @@ from fednca.measures.metrics import Metrics, at_thresholds, multilabel_metrics
 from fednca.measures.thresholds import pick_thresholds, score_histograms
 
 __all__ = [
-    "Metrics",
-    "asymmetric",
-    "at_thresholds",
-    "balanced_bce",
-    "bce",
-    "bce_sum",
-    "fisher_sums",
-    "judge_histograms",
-    "measure_collapse",
-    "metrics_of",
-    "multilabel_metrics",
-    "negative_rejection",
-    "negative_rejection_released",
-    "objective",
-    "objective_released",
-    "pick_thresholds",
-    "positive_contrast",
-    "positive_contrast_released",
+    "Metrics", "asymmetric", "at_thresholds", "balanced_bce", "bce", "bce_sum", "fisher_sums", "judge_histograms",
+    "measure_collapse", "metrics_of", "multilabel_metrics", "negative_rejection", "negative_rejection_released",
+    "objective", "objective_released", "pick_thresholds", "positive_contrast", "positive_contrast_released",
     "score_histograms",
-]
+]  # fmt: skip

@@ -25,20 +25,6 @@ else:
     __getattr__, __dir__ = lazy(__name__, "registry", "contract", "fedavg")
 
 __all__ = [
-    "About",
-    "Closing",
-    "Exchanges",
-    "Learner",
-    "LinearLearner",
-    "Local",
-    "Method",
-    "Rule",
-    "Server",
-    "Tensors",
-    "Update",
-    "average",
-    "create_method",
-    "find_method",
-    "method_names",
-    "with_gradients",
-]
+    "About", "Closing", "Exchanges", "Learner", "LinearLearner", "Local", "Method", "Rule", "Server", "Tensors",
+    "Update", "average", "create_method", "find_method", "method_names", "with_gradients",
+]  # fmt: skip

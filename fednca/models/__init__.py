@@ -24,26 +24,7 @@ from fednca.models.text import text_table
 from fednca.models.tokens import DecoderHead, LabelTransformerHead
 
 __all__ = [
-    "LADM",
-    "Backbone",
-    "Classifier",
-    "CosineHead",
-    "DecoderHead",
-    "ETFHead",
-    "Head",
-    "LADMHead",
-    "LabelTransformerHead",
-    "LinearHead",
-    "MLPHead",
-    "Output",
-    "SphereHead",
-    "attention_maps",
-    "build_backbone",
-    "constants_of",
-    "grad_cam",
-    "load_constants",
-    "orthonormal_rows",
-    "simplex_etf",
-    "sincos_table",
-    "text_table",
-]
+    "LADM", "Backbone", "Classifier", "CosineHead", "DecoderHead", "ETFHead", "Head", "LADMHead",
+    "LabelTransformerHead", "LinearHead", "MLPHead", "Output", "SphereHead", "attention_maps", "build_backbone",
+    "constants_of", "grad_cam", "load_constants", "orthonormal_rows", "simplex_etf", "sincos_table", "text_table",
+]  # fmt: skip

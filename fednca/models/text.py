@@ -1,9 +1,7 @@
 """One fixed vector per class name: from CLIP's text encoder, from a file, or random."""
 
 import hashlib
-import importlib
 import importlib.util
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from fednca.base.arrays import read_arrays, write_arrays
 from fednca.base.errors import FedncaError
-from fednca.base.files import cache_folder, explain_write, write_atomic
+from fednca.base.files import cache_folder, explain_write
 from fednca.base.packages import needed
 from fednca.base.randomness import seeded
 from fednca.models.etf import orthonormal_rows
@@ -44,21 +42,6 @@ def text_table(classes: Sequence[str], dim: int, source: str = "auto", seed: int
         return orthonormal_rows(len(classes), dim, seed, "text table"), origin(source)
     table = clip_table(classes) if source == "clip" else file_table(Path(source), classes)
     return F.normalize(project(torch.from_numpy(table), dim, seed), dim=1).float(), origin(source)
-
-
-def keep_table(path: Path, classes: Sequence[str], texts: Tensor) -> None:
-    """Write a model's text vectors (C, d) as a text table."""
-    write_arrays(path, {"names": np.array(classes), "table": texts.numpy(force=True)})
-
-
-def kept_table(path: Path, shape: tuple[int, int]) -> Tensor:
-    """Return the text vectors (C, d) that `keep_table` wrote, unchanged."""
-    table = torch.from_numpy(read_arrays(path, "put the original file back").get("table", np.empty(0)))
-    if table.shape != shape:
-        raise FedncaError(
-            f"'{path}' is not this model's text table, which has shape {shape}; put the original file back"
-        )
-    return table.float()
 
 
 def resolve_source(source: str) -> str:
@@ -92,11 +75,9 @@ def clip_table(classes: Sequence[str]) -> NDArray[np.float64]:
     path = cache_folder() / f"clip-{key}.npz"
     if not path.exists():
         table = encode_with_clip(prompts)
-        buffer = io.BytesIO()
-        np.savez(buffer, names=np.array(classes), table=table)
         with explain_write(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue())
+        write_arrays(path, {"names": np.array(classes), "table": table})
     return file_table(path, classes)
 
 

@@ -15,18 +15,6 @@ else:
     __getattr__, __dir__ = lazy(__name__, "groups", "comparison", "partition", "page", "figures", "pictures")
 
 __all__ = [
-    "Entry",
-    "Group",
-    "Line",
-    "compare",
-    "draw_partition",
-    "draw_pictures",
-    "find_runs",
-    "group_runs",
-    "to_csv",
-    "to_latex",
-    "to_markdown",
-    "watch_page",
-    "write_page",
-    "write_report",
-]
+    "Entry", "Group", "Line", "compare", "draw_partition", "draw_pictures", "find_runs", "group_runs", "to_csv",
+    "to_latex", "to_markdown", "watch_page", "write_page", "write_report",
+]  # fmt: skip

@@ -70,45 +70,6 @@ def selections_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Ta
     return results_table(title, {label: results[key] for key, label in SELECTIONS.items() if key in results})
 
 
-def bench_table(
-    title: str, rows: Mapping[str, Mapping[int, Mapping[str, Any]]], notes: Mapping[str, str] | None = None
-) -> Table:
-    """Show mean and deviation over seeds of test metrics in percent.
-
-    rows: results by name and seed; notes: remarks by row name.
-    """
-    table = Table(title=escape(title), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("", overflow="fold")
-    table.add_column("seeds", overflow="fold")
-    for label in [*SHOWN.values(), f"{SHOWN['macro_f1']} cal."]:
-        table.add_column(label.replace("-", "\n"), justify="right", no_wrap=True)
-    for name, results in rows.items():
-        metrics = [[result["test"][key] for result in results.values()] for key in SHOWN]
-        metrics.append([result["calibrated"]["test"]["macro_f1"] for result in results.values()])
-        seeds = " ".join(str(seed) for seed in sorted(results)) or "–"
-        lines = name.replace(":", "\n  ", 1).replace(",", "\n  ")  # puts a method's options below its name
-        table.add_row(escape(lines), seeds, *(spread(values) for values in metrics))
-    table.caption_justify = "left"
-    table.caption = (
-        "mean ± sample standard deviation over seeds\n"
-        "F1 at threshold 0.5; cal.: at thresholds calibrated on validation images"
-    ) + "".join(f"\n{escape(name)}: {escape(note)}" for name, note in (notes or {}).items())
-    return table
-
-
-def spread(shares: Iterable[float | None]) -> str:
-    """Write mean ± sample standard deviation of the known values in percent; a dash is an undefined one.
-
-    >>> spread([0.5, 0.6]), spread([0.5]), spread([])
-    ('55.0±7.1', '50.0±–', '–')
-    """
-    found = mean_and_std(shares)
-    if found is None:
-        return "–"
-    mean, std = found
-    return f"{100 * mean:.1f}±{'–' if std is None else f'{100 * std:.1f}'}"
-
-
 def mean_and_std(values: Iterable[float | None]) -> tuple[float, float | None] | None:
     """Return mean and sample standard deviation (n - 1) of the known values; one value has no deviation."""
     known = [value for value in values if value is not None]

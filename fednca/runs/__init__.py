@@ -16,16 +16,6 @@ else:
     __getattr__, __dir__ = lazy(__name__, "callbacks", "loggers", "run", "training", "history", "checkpoint", "rounds")
 
 __all__ = [
-    "Best",
-    "Callback",
-    "Finished",
-    "Round",
-    "Run",
-    "State",
-    "create_logger",
-    "load_checkpoint",
-    "play_rounds",
-    "resume",
-    "save_checkpoint",
-    "train",
-]
+    "Best", "Callback", "Finished", "Round", "Run", "State", "create_logger", "load_checkpoint", "play_rounds",
+    "resume", "save_checkpoint", "train",
+]  # fmt: skip

@@ -15,13 +15,6 @@ else:
     __getattr__, __dir__ = lazy(__name__, "model", "predict", "reading", "evaluate", "bootstrap", "card")
 
 __all__ = [
-    "Labelled",
-    "Prediction",
-    "Resampling",
-    "Scored",
-    "TrainedModel",
-    "find_images",
-    "intervals",
-    "model_card",
+    "Labelled", "Prediction", "Resampling", "Scored", "TrainedModel", "find_images", "intervals", "model_card",
     "read_labelled",
-]
+]  # fmt: skip

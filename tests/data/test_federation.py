@@ -5,7 +5,7 @@ import pytest
 
 from fednca.base.errors import FedncaError
 from fednca.data.federation import Federation, build_federation, hold_out
-from fednca.data.partition import ELSEWHERE, dirichlet_presence, from_arrays, to_arrays
+from fednca.data.partition import ELSEWHERE, Partition, dirichlet_presence
 from fednca.data.types import Dataset, Split
 
 SETTINGS = {"clients": 4, "beta": 1.0, "gamma": 0.75, "seed": 0, "min_samples": 5}
@@ -91,7 +91,7 @@ def test_building_again_and_loading_give_the_same_federation(tmp_path, val, grou
 def test_a_partition_comes_back_whole_from_its_arrays():
     labels = (np.random.default_rng(3).random((500, 8)) < 0.25).astype(np.int8)
     partition = dirichlet_presence(labels, 4, 0.5, 0.6, 0, groups=np.arange(500) // 2)
-    back = from_arrays(to_arrays(partition))
+    back = Partition.from_arrays(partition.to_arrays())
     assert len(partition.left_out[ELSEWHERE]) > 0
     assert back.unmatched == partition.unmatched
     assert list(back.left_out) == list(partition.left_out)

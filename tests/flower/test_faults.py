@@ -259,7 +259,7 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path):
 
 def looking():
     """Return the threads that look for answers."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith(("answers", "question"))]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("answers")]
 
 
 def wait_until_none_looks():
@@ -283,7 +283,7 @@ def test_nobody_looks_for_answers_after_a_run_that_could_not_begin(tmp_path, mon
 
 def test_nobody_looks_for_answers_after_an_exchange_that_failed():
     grid = simulated(2)
-    question = RecordDict({ASSIGNMENT: Assignment(tiny(), "0" * 16).to_record()})
+    question = RecordDict({ASSIGNMENT: Assignment(config=tiny(), run="0" * 16).to_record()})
     messages = {str(node): Message(question, node, "query") for node in grid.nodes}
     grid.nodes[999].fault = lambda message, reply: None
 

@@ -80,7 +80,7 @@ def site(tmp_path):
 
 
 def digest(path):
-    return open_folder(load_site(path), Assignment(tiny(), RUN)).data
+    return open_folder(load_site(path), Assignment(config=tiny(), run=RUN)).data
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -9,10 +9,10 @@ from pydantic import Field
 from fednca.base.errors import FedncaError
 from fednca.base.randomness import numpy_rng
 from fednca.config.options import Options as BaseOptions
-from fednca.data.compose import composites
+from fednca.data.compose import composed
 from fednca.data.fetch import Archive, Progress, obtain
 from fednca.data.layout import require
-from fednca.data.types import Dataset, Split
+from fednca.data.types import Dataset
 
 SUMMARY = "one or two CIFAR-10 images on a 64x64 canvas, 10 classes"
 SIZE = "40,000 train / 4,000 val / 10,250 test composites"
@@ -74,14 +74,8 @@ def load(options: Options, root: Path | None) -> Dataset:
     folder = _folder(require("cifar10", root, missing))
     images, labels = read_batches(folder, TRAIN_FILES)
     kept, aside = set_aside(labels, options.seed)
-
-    def split(part: str, images: NDArray[np.uint8], labels: NDArray[np.uint8], singles: int, pairs: int) -> Split:
-        return composites(f"cifar10 {part}", images, labels, len(CLASSES), singles, pairs, options.seed)
-
-    train = split("train", images[kept], labels[kept], options.train_singles, options.train_pairs)
-    val = split("val", images[aside], labels[aside], options.val_singles, options.val_pairs)
-    test = split("test", *read_batches(folder, TEST_FILES), options.test_singles, options.test_pairs)
-    return Dataset("cifar10", CLASSES, train, val, test)
+    sources = {part: (images[rows], labels[rows]) for part, rows in (("train", kept), ("val", aside))}
+    return composed("cifar10", CLASSES, {**sources, "test": read_batches(folder, TEST_FILES)}, options)
 
 
 def read_batches(folder: Path, names: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -10,10 +10,10 @@ from fednca.base.arrays import read_arrays
 from fednca.base.errors import FedncaError
 from fednca.base.packages import needed
 from fednca.config.options import Options as BaseOptions
-from fednca.data.compose import composites
+from fednca.data.compose import Sources, composed
 from fednca.data.fetch import Progress, download
 from fednca.data.layout import require
-from fednca.data.types import Dataset, Split
+from fednca.data.types import Dataset
 
 SUMMARY = "one or two skin lesions of DermaMNIST on a 56x56 canvas, 7 classes"
 SIZE = "8,057 train / 1,213 val / 2,425 test composites"
@@ -58,17 +58,11 @@ def load(options: Options, root: Path | None) -> Dataset:
     """Compose the three splits, each from its official source images."""
     path = require("dermamnist", root, missing) / FILE
     arrays = read_arrays(path, "download it again")
-
-    def split(part: str, pairs: int) -> Split:
-        return composites(f"dermamnist {part}", *_source(arrays, part, path), len(CLASSES), None, pairs, options.seed)
-
-    train, val = split("train", options.train_pairs), split("val", options.val_pairs)
-    return Dataset("dermamnist", CLASSES, train, val, split("test", options.test_pairs))
+    sources = {part: _source(arrays, part, path) for part in ("train", "val", "test")}
+    return composed("dermamnist", CLASSES, sources, options)
 
 
-def _source(
-    arrays: dict[str, NDArray[np.generic]], part: str, path: Path
-) -> tuple[NDArray[np.uint8], NDArray[np.integer]]:
+def _source(arrays: dict[str, NDArray[np.generic]], part: str, path: Path) -> Sources:
     """Return a split's source images (N, 28, 28, 3) and their classes (N,)."""
     for name in (f"{part}_images", f"{part}_labels"):
         if name not in arrays:

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fednca.base.randomness import numpy_rng
 from fednca.config.options import Options as BaseOptions
-from fednca.data.compose import composites
+from fednca.data.compose import composed
 from fednca.data.fetch import Progress
-from fednca.data.types import Dataset, Split
+from fednca.data.types import Dataset
 
 SUMMARY = "one or two handwritten digits on a 16x16 canvas, 10 classes, bundled with scikit-learn"
 SIZE = "2,000 train / 400 val / 800 test composites"
@@ -56,15 +56,8 @@ def load(options: Options, root: Path | None) -> Dataset:
     digits = load_digits()
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     rows = split_rows(digits.target, options.seed)
-
-    def split(part: str, singles: int, pairs: int) -> Split:
-        own = rows[part]
-        return composites(f"digits {part}", images[own], digits.target[own], len(CLASSES), singles, pairs, options.seed)
-
-    train = split("train", options.train_singles, options.train_pairs)
-    val = split("val", options.val_singles, options.val_pairs)
-    test = split("test", options.test_singles, options.test_pairs)
-    return Dataset("digits", CLASSES, train, val, test)
+    sources = {part: (images[own], digits.target[own]) for part, own in rows.items()}
+    return composed("digits", CLASSES, sources, options)
 
 
 def split_rows(target: NDArray[np.integer], seed: int) -> dict[str, NDArray[np.intp]]:
