@@ -134,7 +134,6 @@ def test_exporting_leaves_the_model_alone(run, test_images, tmp_path):
 
 
 def test_a_float64_model_is_exported_in_float32(tmp_path, test_images):
-
     model = TrainedModel(train(tiny(train__rounds=1, train__precision="float64"), tmp_path / "run"))
     export(model, "onnx", tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
