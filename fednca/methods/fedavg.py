@@ -18,7 +18,7 @@ class LinearLearner(Learner):
 METHOD = Method(
     "fedavg",
     About(
-        summary="Clients train on BCE with a linear head, and the server averages their weights and buffers.",
+        summary="Clients train on BCE with a linear head, and the server averages weights and BatchNorm statistics.",
         paper="McMahan et al., 2017",
         formula="w ← Σ_k w_k / K",
     ),

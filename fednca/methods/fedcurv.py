@@ -90,7 +90,8 @@ METHOD = Method(
         summary="FedAvg with a penalty for changing weights that matter to other clients, by their Fisher information.",
         paper="Shoham et al., 2019",
         objective="BCE + curvature penalty",
-        formula="L = BCE + λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]; u_k = Fisher, v_k = u_k·w_k; w ← Σ_k w_k / K",
+        formula="L = BCE + λ·[wᵀ diag(U - u_k) w - 2·wᵀ(V - v_k)]; u_k = Fisher, v_k = u_k·w_k, "
+        "U = Σ_k u_k, V = Σ_k v_k; w ← Σ_k w_k / K",
         state="u_k, v_k",
     ),
     LinearLearner(),

@@ -80,12 +80,12 @@ class ClosedForm(Closing):
 METHOD = Method(
     "spherefed",
     About(
-        summary="MSE of cosines with fixed orthonormal class vectors; then a closed-form classifier replaces them.",
+        summary="MSE of cosines with fixed orthonormal class vectors; in use, a closed-form classifier replaces them.",
         paper="Dong et al., 2022",
         head="unit feature + fixed orthonormal class vectors",
         objective="MSE",
         aggregation="average, then closed-form classifier",
-        formula="L = mean (w_c·z - y_c/√|Y|)²; w ← Σ_k w_k / K; at the end W = ((Σ zzᵀ + εI)⁻¹ Σ zyᵀ)ᵀ",
+        formula="L = mean (w_c·z - y_c/√|Y|)²; w ← Σ_k w_k / K; to judge: W = ((Σ zzᵀ + εI)⁻¹ Σ zyᵀ)ᵀ",
     ),
     SphereLearner(),
     Rule(),

@@ -17,8 +17,9 @@ from fednca.models import Classifier, build_backbone
 INTRODUCTION = """\
 # Methods
 
-`--method NAME` chooses one of these methods. The upload is what one client sends per round with a ResNet-18 and
-{classes} classes.
+`--method NAME` chooses one of these methods. State is what client or server keep from round to round. The upload is
+what one client sends per round with a ResNet-18 and {classes} classes. [Words and symbols](#words-and-symbols) are
+explained below the table.
 """
 
 WORDS = """
@@ -28,23 +29,29 @@ A method has up to three parts, and a learner or closing may come from another m
 |---|---|---|---|
 | learner | what a client trains: head and local objective | `--learner fednca-ml` | `--learner.tau 0.5` |
 | rule | what is kept (the state), corrected and aggregated | | `--method.mu 0.1` |
-| closing | what is computed from all images after training | `--closing spherefed` or `none` | `--closing.ridge 0.1` |
+| closing | what completes a model before it is judged | `--closing spherefed` or `none` | `--closing.ridge 0.1` |
 
-`--method.OPTION` sets an option of any part that the method itself brings, and an option that no part has is refused.
 So `--method scaffold --learner fednca-ml --learner.tau 0.5` trains FedNCA-ML's learner by SCAFFOLD's rule.
+`--method.OPTION` sets an option of a part that the method itself brings; an option that no part has is refused.
+Only `spherefed` has a closing, which needs its learner. Training goes on from the weights before the closing.
 `--criterion balanced` or `asl` replaces a learner's BCE; fedavg-balanced, fedavg-asl and spherefed keep their own loss.
+A method of your own is one file: [CONTRIBUTING](../CONTRIBUTING.md#add-a-part-in-one-file).
 
-The words and symbols on this page:
+## Words and symbols
 
-- *BCE*: binary cross-entropy, in which each class is a yes-or-no question of its own.
+- *BCE*: binary cross-entropy, in which each class is a yes-or-no question of its own. *MSE*: mean squared error.
 - *Positive, negative*: a class that an image shows, and one that it does not.
 - *Class vector*: the vector that a feature is compared with to score a class.
 - *ETF*: simplex equiangular tight frame, fixed class vectors that are as far apart as possible.
 - *LADM*: label-aware disentanglement, attention that reads one feature per class from the feature map.
 - *Pooled feature*: the average over the feature map, one feature for all classes.
-- `w` and `w_k`: the global weights, and those of client k after its local training.
+- *Fisher information*: for each weight, the mean over images of the squared gradient of an image's loss.
+- `F`, `f`, `h_c`: the feature map, the pooled feature, and the feature of class c. `m_c`: the vector of class c.
+- `y`, `|Y|`: an image's labels (1 for positive, 0 for negative), and how many are positive.
+- `p = σ(a)`, `ŷ`: the probability of a class, from its logit `a` by the sigmoid `σ`.
+- `w`, `w_k`: the global weights, and those of client k after its local training; in local formulas, its weights so far.
 - `K`: the number of clients. With `--weighting samples`, the average counts them by their images instead.
-- `p = σ(a)`: the probability of a class, from its logit `a` by the sigmoid `σ`.
+- `g`, `lr`: a client's gradient and its learning rate. `Δ`: the average change of the clients' weights in a round.
 
 This page is made by `python -m fednca.report.methods`; do not edit it."""
 
