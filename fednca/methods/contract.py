@@ -1,9 +1,9 @@
 """The contract of a federated method: a learner, a rule and a closing.
 
 A learner says what a client learns: the head on the encoder, the local loss, how logits become probabilities. A rule
-says what clients and server keep, add, correct, upload and average. A closing says what clients add up after training,
-in one exchange or several, and what the server computes from the totals. Each part is a frozen set of options. A
-method names its parts, and another method's learner or closing can replace its own.
+says what clients and server keep, add, correct, upload and average. A closing completes each model that is judged: it
+says what clients add up, in one exchange or several, and what the server computes from the totals. Each part is a
+frozen set of options. A method names its parts, and another method's learner or closing can replace its own.
 
 Clients and server exchange only `dict[str, Tensor]`. Parts know nothing of engines: they are given all they may use.
 Images are (B, 3, H, W), normalised; labels are (B, C): 1, 0, or -1 for unknown.
@@ -188,7 +188,7 @@ Exchanges = Generator[Tensors, Tensors, Server]
 
 
 class Closing(Options):
-    """What is computed from all clients' images after training."""
+    """What completes a model from all clients' images before it is judged; training goes on without it."""
 
     needs: ClassVar[type[Learner]] = Learner  # the learners it works with
 
