@@ -37,7 +37,8 @@ def find_method(name: str) -> "Method":
     found = find_plugin("methods", name)
     if found is not None:
         if not isinstance(found, Method):
-            raise FedncaError(f"'{name}' is a {type(found).__name__}; name a fednca.methods.Method")
+            kind = "class" if isinstance(found, type) else type(found).__name__
+            raise FedncaError(f"'{name}' is a {kind}; name a fednca.methods.Method")
         return found
     if name not in method_names():
         raise unknown_name("method", name, method_names())
