@@ -38,11 +38,12 @@ def find_plugin(kind: str, name: str) -> Any:  # noqa: ANN401
 def check_call(what: str, found: object, arguments: str) -> None:
     """Refuse a plug-in that cannot be called with these arguments, written as in `dim, classes`."""
     if not callable(found):
-        raise FedncaError(f"{what} is a {type(found).__name__}; name a class or function that takes ({arguments})")
+        kind = type(found).__name__
+        raise FedncaError(f"{what} is of type {kind}; name a class or function that takes ({arguments})")
     try:
         signature(found).bind(*arguments.split(", "))
     except TypeError as error:
-        raise FedncaError(f"{what} must take ({arguments}), but is called in vain: {error}") from None
+        raise FedncaError(f"{what} must take ({arguments}): {error}") from None
     except ValueError:  # some functions written in C do not tell what they take
         return
 

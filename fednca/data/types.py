@@ -76,7 +76,9 @@ class Dataset:
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse splits that do not have one label column per class."""
+        """Refuse two classes of one name, and splits that do not have one label column per class."""
+        if twice := [name for name in self.classes if self.classes.count(name) > 1]:
+            raise FedncaError(f"{self.name} has two classes of the name '{twice[0]}'; rename one")
         for part, split in (("train", self.train), ("val", self.val), ("test", self.test)):
             if not isinstance(split, (Split, NoneType) if part == "val" else Split):
                 raise FedncaError(f"{self.name} {part} is a {type(split).__name__}; give a fednca.data.Split")

@@ -41,7 +41,7 @@ def assert_same(found, expected):
         ("--method fedprox --learner fednca-ml --learner.mu 1", "option of fednca-ml 'mu' is not known"),
         ("--method spherefed --closing none --method.ridge 0.1", "option of spherefed 'ridge' is not known"),
         ("--method spherefed --closing spherefed --method.ridge 0.1", "not known; did you mean '--closing.ridge'?"),
-        ("--method spherefed --closing spherefed --closing.target shifted", "not known; did you mean '--method.target'?"),
+        ("--method spherefed --closing spherefed --closing.target shifted", "did you mean '--method.target'?"),
         ("--method scaffold --learner.tau 0.5", "no --learner is given; the method's own are --method.NAME"),
         ("--method spherefed --closing.ridge 0.1", "no --closing is given"),
         ("--method spherefed --closing none --closing.ridge 0.1", "no --closing is given"),
