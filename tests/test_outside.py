@@ -54,6 +54,67 @@ def installed(clinic, monkeypatch):
     plugin_names.cache_clear()
 
 
+ODD = """
+import numpy as np
+from torch import nn
+from fednca.engines import EagerEngine, Engine
+from fednca.methods import Learner, LinearLearner, Method, Rule
+from fednca.models import Head
+from clinic.peak import PeakHead
+from clinic.pull import METHOD
+from clinic.stripes import Stripes
+
+class NoOptions:
+    SUMMARY = SIZE = LICENCE = OBTAINED = ""
+    CLASSES = ("rows", "columns")
+    missing = prepare = load = print
+
+class PlainOptions(Stripes):
+    class Options:
+        train = 60
+
+class NeedsSelf(Stripes):
+    def load(self, options, root):
+        return Stripes.load(options, root)
+
+class LoadsNothing(Stripes):
+    @staticmethod
+    def load(options, root):
+        pass
+
+class Logits(PeakHead):
+    def forward(self, feature_map):
+        return super().forward(feature_map).logits
+
+class OneLogit(PeakHead):
+    def __init__(self, dim, num_classes):
+        super().__init__(dim, 1)
+
+class Greedy(Head):
+    def __init__(self, dim):
+        super().__init__()
+
+class NoTrain(Engine):
+    def __init__(self, place):
+        pass
+    sums = judge = print
+
+class NoEngine:
+    def __init__(self, place):
+        pass
+
+built = PeakHead(8, 2)
+HEADLESS = Method("headless", METHOD.about, Learner())
+def nothing(*given):
+    pass
+"""
+BROKEN = {
+    "syntax": "def f(:",
+    "name": "x = 1\ny = unheard_of",
+    "exits": "import sys\nsys.exit(3)",
+    "needy": "import nowhere_to_be_found",
+    "classes": "from clinic.pull import *\nMETHOD = Method('m', METHOD.about, LinearLearner, Pull)",
+}
 NAMES = {
     "reference": ("clinic.pull:METHOD", "clinic.stripes:Stripes", "clinic.peak:PeakHead", "clinic.backwards:Backwards"),
     "entry point": ("pull", "stripes", "peak", "backwards"),
@@ -132,3 +193,55 @@ def test_a_wrong_name_ends_in_one_sentence(flags, sentence, clinic, capsys):
     given = ["--rounds", "1", "--device", "cpu", "--data.train-singles", "12", "--data.train-pairs", "2"]
     assert main(["run", "demo", "--min-samples", "2", *given, *flags.split()]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--method syntax:METHOD", "'syntax:METHOD' cannot be imported (SyntaxError: "),
+        ("--method name:METHOD", "(NameError: name 'unheard_of' is not defined, in line 2 of name.py)"),
+        ("--method exits:METHOD", "(SystemExit: 3, in line 2 of exits.py)"),
+        ("--method needy:METHOD", "(No module named 'nowhere_to_be_found')"),
+        ("--method .odd:METHOD", "'.odd:METHOD' cannot be imported"),
+        ("--method classes:METHOD", "the learner of method 'm' is LinearLearner, not an instance of Learner"),
+        ("--method odd:nothing", "'odd:nothing' is a function; name a fednca.methods.Method"),
+        ("--method odd:HEADLESS", "the learner of method 'headless' has no build_head"),
+        ("--dataset odd:NoOptions", "dataset 'odd:NoOptions' has no Options; a fednca.data.Source"),
+        ("--dataset odd:nothing", "has no Options, SUMMARY, SIZE, LICENCE, OBTAINED, CLASSES, missing, prepare, load"),
+        ("--dataset odd:PlainOptions", "the Options of dataset 'odd:PlainOptions' are no fednca.config.Options"),
+        ("--dataset odd:NeedsSelf", "'load' of dataset 'odd:NeedsSelf' must take (options, root)"),
+        ("--dataset odd:LoadsNothing --gamma 1", "dataset 'odd:LoadsNothing' loads a NoneType; let `load` return"),
+        ("--method fedavg --method.head odd:built", "head 'odd:built' is a PeakHead that is built already"),
+        ("--method fedavg --method.head odd:ODD", "cannot be imported"),
+        ("--method fedavg --method.head odd:METHOD", "head 'odd:METHOD' is of type Method; name a class or function"),
+        ("--method fedavg --method.head odd:Greedy", "head 'odd:Greedy' must take (dim, num_classes)"),
+        ("--method fedavg --method.head odd:nothing", "the head of method 'fedavg' is a NoneType; make it a Head"),
+        ("--method fedavg --method.head odd:Logits", "returns a Tensor; let it return a fednca.models.Output"),
+        ("--method fedavg --method.head odd:OneLogit", "gives logits of shape (2, 1), not (B, 10)"),
+        ("--engine odd:METHOD", "engine 'odd:METHOD' is of type Method; name a class or function that takes (place)"),
+        ("--engine odd:NoTrain", "engine 'odd:NoTrain' has no train; make it a fednca.engines.Engine"),
+        ("--engine odd:NoEngine", "engine 'odd:NoEngine' has no names, note, keeps_states, train, sums, judge"),
+        ("--engine odd:nothing", "engine 'odd:nothing' has no names"),
+    ],
+)
+def test_a_part_that_does_not_fit_ends_in_one_sentence(flags, sentence, clinic, capsys):
+    for name, code in (BROKEN | {"odd": ODD}).items():
+        (clinic / f"{name}.py").write_text(code)
+    given = ["--rounds", "1", "--device", "cpu", "--min-samples", "2", "--clients", "2", "--out", "run"]
+    small = [] if "--dataset" in flags else ["--data.train-singles", "12", "--data.train-pairs", "2"]
+    try:
+        assert main(["run", "demo", *given, *small, *flags.split()]) == 2
+    finally:
+        for name in [*BROKEN, "odd"]:
+            sys.modules.pop(name, None)
+    told = capsys.readouterr().err
+    assert told.startswith("fednca: ")
+    assert sentence in told
+    assert told.count("\n") == 1
+    assert not Path("run").exists()
+
+
+def test_a_broken_entry_point_ends_in_one_sentence(clinic, installed, capsys):
+    (clinic / "clinic" / "pull.py").write_text("1 / 0")
+    assert main(["run", "demo", "--method", "pull"]) == 2
+    assert "'pull' cannot be imported (ZeroDivisionError: division by zero, in line 1" in capsys.readouterr().err

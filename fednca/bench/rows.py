@@ -69,6 +69,9 @@ def parse_row(text: str) -> Row:
             f"'{text}' is not NAME[@LEARNER][+CLOSING][:option=value,...]; separate methods with options by spaces"
         )
     name, learner, closing, options = (match[each] or "" for each in ("name", "learner", "closing", "options"))
+    method_name, _, option = name.partition(":")
+    if option and method_name in method_names():
+        raise FedncaError(f"'{option}' in '{text}' is not option=value; methods have spaces between them")
     chosen = MethodConfig(name=name, learner=learner or None, closing=closing or None)
     method, owners = combine(chosen), option_owners(chosen)
     given = split_options(text, options)
@@ -87,6 +90,10 @@ def parse_row(text: str) -> Row:
                 f"'{prefix}{option}' in '{text}' is an option of a {part}, but the row has none; write {way_out}"
             )
         fields = option_fields(method, owners.get(place, []))
+        for option in given[prefix]:
+            others = [each for each in PLACES if option in option_fields(method, owners.get(PLACES[each], []))]
+            if option not in fields and others:
+                raise FedncaError(f"'{prefix}{option}' in '{text}' is not known; did you mean '{others[0]}{option}'?")
         found = parse_options(
             name if not prefix else learner if "learner" in prefix else closing, fields, given[prefix]
         )
@@ -108,7 +115,10 @@ def split_options(text: str, options: str) -> dict[str, dict[str, str]]:
         if not equals:
             raise FedncaError(f"'{pair}' in '{text}' is not option=value; methods have spaces between them")
         prefix = next((each for each in PLACES if each and option.startswith(each)), "")
-        given[prefix][option.removeprefix(prefix).replace("-", "_")] = value
+        option = option.removeprefix(prefix).replace("-", "_")
+        if option in given[prefix]:
+            raise FedncaError(f"'{prefix}{option}' stands twice in '{text}'; give it one value")
+        given[prefix][option] = value
     return given
 
 

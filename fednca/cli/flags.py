@@ -106,11 +106,16 @@ def collect_overrides(preset: str, arguments: argparse.Namespace, rest: list[str
     found = {path: parse_value(path, fields[path], text) for path, text in vars(arguments).items() if path in fields}
     config = load_config(preset, found)
     texts: dict[str, dict[str, str]] = {}
-    for flag, value in pair_up(rest, known + option_flags(config)):
+    own_flags = option_flags(config)
+    for flag, value in pair_up(rest, known + own_flags):
         kind, _, name = flag.removeprefix("--").partition(".")
         texts.setdefault(kind, {})[name.replace("-", "_")] = value
     for kind, given in texts.items():
         owner, options, path, before = option_owner(kind, config)
+        for name in given:
+            parts = [flag for flag in own_flags if flag.endswith(with_dashes(f"--.{name}").removeprefix("--"))]
+            if name not in options and parts:
+                raise FedncaError(f"option of {owner} '{name}' is not known; did you mean '{parts[0]}'?")
         found[path] = before | parse_options(owner, options, given)
     return found
 
@@ -136,7 +141,9 @@ def option_owner(kind: str, config: Config) -> tuple[str, dict[str, FieldInfo], 
     chosen, place = config.method, "options" if kind == "method" else f"{kind}_options"
     owners = option_owners(chosen)
     if place not in owners:
-        raise FedncaError(f"--{kind}.NAME sets an option of the {kind}, but no --{kind} is given")
+        raise FedncaError(
+            f"--{kind}.NAME sets an option of the {kind}, but no --{kind} is given; the method's own are --method.NAME"
+        )
     name = chosen.name if kind == "method" else getattr(chosen, kind)
     return name, option_fields(find_method(name), owners[place]), f"method.{place}", getattr(chosen, place)
 

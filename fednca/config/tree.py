@@ -77,7 +77,7 @@ class MethodConfig(Options):
     learner: str | None = None
     """Another method, whose learner (head and local loss) replaces that of `name`."""
     closing: str | None = Field(default=None, examples=["none"])
-    """Another method, whose closing (a last exchange after training) replaces that of `name`; or `none`."""
+    """Another method, whose closing (what completes each model that is judged) replaces that of `name`; or `none`."""
     criterion: Literal["bce", "balanced", "asl"] | None = None
     """Loss in place of the learner's own BCE: plain BCE, class-balanced BCE, or the asymmetric loss."""
     options: dict[str, Any] = Field(default_factory=dict)

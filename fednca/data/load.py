@@ -27,7 +27,11 @@ def data_options(config: Config) -> Options:
 
 def read_dataset(config: Config) -> Dataset:
     """Read the configured dataset, with its images as they are."""
-    return get_source(config.data.name).load(data_options(config), data_root(config))
+    dataset = get_source(config.data.name).load(data_options(config), data_root(config))
+    if not isinstance(dataset, Dataset):
+        found = type(dataset).__name__
+        raise FedncaError(f"dataset '{config.data.name}' loads a {found}; let `load` return a fednca.data.Dataset")
+    return dataset
 
 
 def load_dataset(config: Config, progress: Progress | None = None, *, verify: bool = False) -> Dataset:

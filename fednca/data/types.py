@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +44,10 @@ class Split:
     def __post_init__(self) -> None:
         """Refuse arrays that do not describe the same N images."""
         array = self.images
+        for name in ("labels", "groups", "sites"):
+            given = getattr(self, name)
+            if not isinstance(given, np.ndarray) and (given is not None or name == "labels"):
+                raise FedncaError(f"{name} are a {type(given).__name__}; give a NumPy array")
         if isinstance(array, np.ndarray) and (array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3):
             raise FedncaError(f"images are {_describe(array)}; give uint8 of shape (N, H, W, 3)")
         if self.labels.dtype != np.int8 or self.labels.ndim != 2 or len(self.labels) != len(self):
@@ -71,8 +76,12 @@ class Dataset:
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse splits that do not have one label column per class."""
+        """Refuse two classes of one name, and splits that do not have one label column per class."""
+        if twice := [name for name in self.classes if self.classes.count(name) > 1]:
+            raise FedncaError(f"{self.name} has two classes of the name '{twice[0]}'; rename one")
         for part, split in (("train", self.train), ("val", self.val), ("test", self.test)):
+            if not isinstance(split, (Split, NoneType) if part == "val" else Split):
+                raise FedncaError(f"{self.name} {part} is a {type(split).__name__}; give a fednca.data.Split")
             if split is not None and split.labels.shape[1] != len(self.classes):
                 have, want = split.labels.shape[1], len(self.classes)
                 raise FedncaError(f"{self.name} {part} has {have} label columns for {want} classes; give one per class")

@@ -3,6 +3,7 @@
 To run on another machine, a cluster or a network, subclass `Engine`. Every answer says who was left out, and why.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -57,14 +58,17 @@ class Engine(Protocol):
     note: str  # one sentence for the user on how it works, or nothing
     keeps_states: bool = False  # clients keep their own states, so each round must be on disk before the next begins
 
+    @abstractmethod
     def train(
         self, number: int, clients: Sequence[int], server: Server, states: dict[int, Tensors]
     ) -> Iterator[Trained | LeftOut]:
         """Train these clients in round `number`, and yield each one's result in any order."""
 
+    @abstractmethod
     def sums(self, number: int, server: Server, asked: Tensors) -> Totals:
         """Return the total of all clients' sums for one exchange of the method's closing."""
 
+    @abstractmethod
     def judge(self, number: int, server: Server) -> Judgement:
         """Judge the server's model on validation and test images."""
 

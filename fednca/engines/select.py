@@ -2,11 +2,13 @@
 
 import multiprocessing
 import platform
+from collections.abc import Callable
+from typing import cast
 
 import torch
 
 from fednca.base.errors import FedncaError, UnfitEngineError, unknown_name
-from fednca.base.plugins import find_plugin, plugin_names
+from fednca.base.plugins import check_call, find_plugin, plugin_names
 from fednca.base.randomness import GLOBAL
 from fednca.data.processes import cores
 from fednca.data.store import StoredImages
@@ -28,8 +30,7 @@ def select_engine(place: Workplace) -> Engine:
         wanted = "graphs" if place.device.type == "cuda" else "processes"
     builders = {"graphs": build_graphs, "processes": build_processes}
     if (outside := find_plugin("engines", wanted)) is not None:
-        engine: Engine = outside(place)
-        return engine
+        return build_outside(wanted, outside, place)
     if wanted not in builders:
         raise unknown_name("engine", wanted, [AUTO, EAGER, *builders, *plugin_names("engines")])
     try:
@@ -40,6 +41,17 @@ def select_engine(place: Workplace) -> Engine:
         eager = EagerEngine(place)
         eager.note = f"engine: eager, since {reason}" if place.device.type == "cuda" else ""
         return eager
+
+
+def build_outside(name: str, build: Callable[[Workplace], Engine], place: Workplace) -> Engine:
+    """Build an engine of another package; refuse one that lacks something."""
+    check_call(f"engine '{name}'", build, "place")
+    lacking: list[str] = sorted(getattr(build, "__abstractmethods__", ()))
+    engine = None if lacking else build(place)
+    members = ("names", "note", "keeps_states", "train", "sums", "judge", "ended", "facts", "close")
+    if lacking := lacking or [each for each in members if not hasattr(engine, each)]:
+        raise FedncaError(f"engine '{name}' has no {', '.join(lacking)}; make it a fednca.engines.Engine with all that")
+    return cast(Engine, engine)
 
 
 def build_graphs(place: Workplace) -> Engine:

@@ -225,7 +225,12 @@ class Method:
     closing: Closing | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a closing that does not work with the learner."""
+        """Refuse a part that is none, and a closing that does not work with the learner."""
+        for name, kind in (("about", About), ("learner", Learner), ("rule", Rule), ("closing", Closing)):
+            part = getattr(self, name)
+            if not isinstance(part, kind) and (part is not None or name != "closing"):
+                found = part.__name__ if isinstance(part, type) else repr(part)
+                raise FedncaError(f"the {name} of method '{self.name}' is {found}, not an instance of {kind.__name__}")
         if self.closing is not None and not isinstance(self.learner, self.closing.needs):
             raise FedncaError(
                 f"the closing {type(self.closing).__name__} of method '{self.name}' needs a "

@@ -38,7 +38,8 @@ def find_method(name: str) -> "Method":
             raise unknown_name("method", name, method_names())
         found = importlib.import_module(f"fednca.methods.{name.replace('-', '_')}").METHOD
     if not isinstance(found, Method):
-        raise FedncaError(f"'{name}' is a {type(found).__name__}; name a fednca.methods.Method")
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        raise FedncaError(f"'{name}' is a {kind}; name a fednca.methods.Method")
     return found
 
 
@@ -60,6 +61,12 @@ def combine(chosen: "MethodConfig") -> "Method":
         if closing is None:
             closings = [name for name in method_names() if find_method(name).closing is not None]
             raise FedncaError(f"method '{chosen.closing}' has no closing (known: {', '.join([*closings, NONE])})")
+    if closing is not None and not isinstance(learner, closing.needs):
+        fitting = [name for name in method_names() if isinstance(find_method(name).learner, closing.needs)]
+        raise FedncaError(
+            f"the closing of '{chosen.closing or chosen.name}' does not work with the learner of "
+            f"'{chosen.learner or chosen.name}'; use --learner {' or '.join(fitting)}, or --closing none"
+        )
     return replace(method, learner=learner, closing=closing)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fednca.base.errors import FedncaError, unknown_name
-from fednca.base.plugins import find_plugin, plugin_names
+from fednca.base.plugins import check_call, find_plugin, plugin_names
 from fednca.models.ladm import LADM
 
 
@@ -147,6 +147,9 @@ def pooled_head(name: str) -> Callable[[int, int], Head]:
     found: Callable[[int, int], Head] | None = POOLED_HEADS.get(name) or find_plugin("heads", name)
     if found is None:
         raise unknown_name("head", name, [*POOLED_HEADS, *plugin_names("heads")])
+    if isinstance(found, nn.Module):
+        raise FedncaError(f"head '{name}' is a {type(found).__name__} that is built already; name its class")
+    check_call(f"head '{name}'", found, "dim, num_classes")
     return found
 
 

@@ -19,6 +19,7 @@ def test_a_split_counts_its_images():
         (IMAGES.astype(float), LABELS, None, "images are float64"),
         (IMAGES, LABELS[:3], None, r"labels are int8 of shape \(3, 5\); give int8 of shape \(4, classes\)"),
         (IMAGES, LABELS + 2, None, "labels run from 2 to 2"),
+        (IMAGES, LABELS.tolist(), None, "labels are a list; give a NumPy array"),
         (IMAGES, LABELS, np.arange(3), r"groups are int64 of shape \(3,\)"),
     ],
 )
@@ -31,3 +32,11 @@ def test_a_dataset_refuses_label_columns_that_are_not_its_classes():
     split = Split(IMAGES, LABELS)
     with pytest.raises(FedncaError, match="toy train has 5 label columns for 2 classes"):
         Dataset("toy", ("cat", "dog"), split, None, split)
+
+
+def test_a_dataset_refuses_two_classes_of_one_name_and_a_missing_split():
+    split = Split(IMAGES, LABELS)
+    with pytest.raises(FedncaError, match="toy has two classes of the name 'cat'; rename one"):
+        Dataset("toy", ("cat", "dog", "cat", "owl", "fox"), split, None, split)
+    with pytest.raises(FedncaError, match="toy test is a NoneType"):
+        Dataset("toy", ("cat", "dog", "cow", "owl", "fox"), split, None, None)

@@ -103,7 +103,8 @@ def test_bf16_with_kernels_of_our_own_is_as_near_to_float32_as_the_eager_engines
     changes = {"model__backbone": "resnet18", "data__image_size": 64, "train__optimizer": "sgd", "train__lr": 1e-2}
     places = [start(tiny(**UNEQUAL, **changes, train__precision=each), "cuda") for each in ("float32", "bf16")]
     (exact, server), (rough, _) = places
-    expected, eager, engine = play(exact, exact.engine, server, 1), play(rough, rough.engine, server, 1), graphs(rough)
+    expected, eager = (play(EagerEngine(place), server, 1) for place in (exact, rough))
+    engine = graphs(rough)
     images = rough.test.store.gather(rough.test.rows[:4])
     for model in (engine.passes.frozen.model, *(slot.model for slot, _ in engine.slots)):
         net = model.backbone.net
@@ -112,7 +113,7 @@ def test_bf16_with_kernels_of_our_own_is_as_near_to_float32_as_the_eager_engines
         assert type(net.bn1) is FusedBatchNorm2d
         assert type(net.maxpool) is FusedMaxPool2d
         assert type(net.layer1[0]) is FusedBasicBlock
-    found = play(rough, engine, server, 1)
+    found = play(engine, server, 1)
     apart = [distance_of_updates(each.server, expected.server, server) for each in (found, eager)]
     assert 0 < apart[0] < 1.5 * apart[1] < 0.2
     scored = [float((each.scores - expected.scores).abs().max()) for each in (found, eager)]
