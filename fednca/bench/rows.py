@@ -103,8 +103,20 @@ def parse_row(text: str) -> Row:
         path = f"method.{CRITERION}"
         overrides[path] = parse_value(path, MethodConfig.model_fields[CRITERION], criterion)
         shown.insert(0, f"{CRITERION}={show(overrides[path])}")
-    named = text[: match.start("options") - 1] if match["options"] is not None else text
+    (named, *_) = name_and_options(text)
     return Row(":".join(filter(None, [named, ",".join(shown)])), overrides)
+
+
+def name_and_options(text: str) -> list[str]:
+    """Return a row's method with its parts, followed by each of its options.
+
+    >>> name_and_options("my.package:M@fednca-ml:mu=1,learner.tau=0.5")
+    ['my.package:M@fednca-ml', 'mu=1', 'learner.tau=0.5']
+    """
+    match = re.fullmatch(ROW, text)
+    if match is None or match["options"] is None:
+        return [text]
+    return [text[: match.start("options") - 1], *match["options"].split(",")]
 
 
 def split_options(text: str, options: str) -> dict[str, dict[str, str]]:

@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from fednca.bench.rows import name_and_options
 from fednca.config.fields import describe_option
 from fednca.data.facts import client_names, train_counts
 from fednca.measures.metrics import SHOWN
@@ -86,7 +87,7 @@ def bench_table(
         metrics = [[result["test"][key] for result in results.values()] for key in SHOWN]
         metrics.append([result["calibrated"]["test"]["macro_f1"] for result in results.values()])
         seeds = " ".join(str(seed) for seed in sorted(results)) or "–"
-        lines = name.replace(":", "\n  ", 1).replace(",", "\n  ")  # puts a method's options below its name
+        lines = "\n  ".join(name_and_options(name))
         table.add_row(escape(lines), seeds, *(spread(values) for values in metrics))
     table.caption_justify = "left"
     table.caption = (
