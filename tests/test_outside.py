@@ -241,6 +241,21 @@ def test_a_part_that_does_not_fit_ends_in_one_sentence(flags, sentence, clinic, 
     assert not Path("run").exists()
 
 
+def test_the_commands_show_a_reference_as_it_is_written(clinic, capsys):
+    (clinic / "my.py").write_text("from clinic.pull import METHOD as M")
+    rows = ["my:M", "my:M@fednca-ml:strength=1,learner.tau=0.5"]
+    given = ["--rounds", "1", "--device", "cpu", "--min-samples", "2", "--clients", "2", "--seeds", "1", "--out", "b"]
+    small = ["--data.train-singles", "12", "--data.train-pairs", "2", "--engine", "eager"]
+    try:
+        assert main(["methods", "my:M"]) == 0
+        assert main(["bench", "demo", "--methods", *rows, *given, *small]) == 0
+    finally:
+        sys.modules.pop("my", None)
+    told = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith("my:M: FedAvg with a pull") for line in told)
+    assert {"my:M", "my:M@fednca-ml", "strength=1", "learner.tau=0.5"} <= {line.partition(" ")[0] for line in told}
+
+
 def test_a_broken_entry_point_ends_in_one_sentence(clinic, installed, capsys):
     (clinic / "clinic" / "pull.py").write_text("1 / 0")
     assert main(["run", "demo", "--method", "pull"]) == 2

@@ -30,9 +30,8 @@ def find_plugin(kind: str, name: str) -> Any:  # noqa: ANN401
     here = str(Path.cwd())
     if here not in sys.path:  # an installed command does not search the current folder
         sys.path.append(here)
-    return _imported(
-        name, lambda: getattr(importlib.import_module(module), attribute), "write it as package.module:Name"
-    )
+    way_out = "write it as package.module:Name, of a package that is installed or in the current folder"
+    return _imported(name, lambda: getattr(importlib.import_module(module), attribute), way_out)
 
 
 def check_call(what: str, found: object, arguments: str) -> None:

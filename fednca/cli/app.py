@@ -100,7 +100,7 @@ def run_command(argv: list[str]) -> None:
         overrides = {}
     from rich.console import Console
 
-    arguments.command(arguments, overrides, Console())
+    arguments.command(arguments, overrides, Console(emoji=False))  # else `my:M: …` shows as `myⓂ …`
 
 
 def build_parser() -> tuple[Parser, dict[str, ArgumentParser]]:

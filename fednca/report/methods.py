@@ -4,73 +4,17 @@
 """
 
 import sys
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from fednca.config.fields import describe_option
 from fednca.methods import find_method, method_names
-from fednca.methods.contract import About, Method
+from fednca.methods.contract import Method
 from fednca.methods.registry import option_fields
 from fednca.models import Classifier, build_backbone
 
-INTRODUCTION = """\
-# Methods
-
-`--method NAME` chooses one of these methods. State is what client or server keep from round to round. The upload is
-what one client sends per round with a ResNet-18 and {classes} classes. [Words and symbols](#words-and-symbols) are
-explained below the table.
-"""
-
-WORDS = """
-A method has up to three parts, and a learner or closing may come from another method:
-
-| part | what it says | taken from another method | its options |
-|---|---|---|---|
-| learner | what a client trains: head and local objective | `--learner fednca-ml` | `--learner.tau 0.5` |
-| rule | what is kept (the state), corrected and aggregated | | `--method.mu 0.1` |
-| closing | what completes a model before it is judged | `--closing spherefed` or `none` | `--closing.ridge 0.1` |
-
-So `--method scaffold --learner fednca-ml --learner.tau 0.5` trains FedNCA-ML's learner by SCAFFOLD's rule.
-`--method.OPTION` sets an option of a part that the method itself brings; an option that no part has is refused.
-Only `spherefed` has a closing, which needs its learner. Training goes on from the weights before the closing.
-`--criterion balanced` or `asl` replaces a learner's BCE; fedavg-balanced, fedavg-asl and spherefed keep their own loss.
-A method of your own is one file: [CONTRIBUTING](../CONTRIBUTING.md#add-a-part-in-one-file).
-
-## Words and symbols
-
-- *BCE*: binary cross-entropy, in which each class is a yes-or-no question of its own. *MSE*: mean squared error.
-- *Positive, negative*: a class that an image shows, and one that it does not.
-- *Class vector*: the vector that a feature is compared with to score a class.
-- *ETF*: simplex equiangular tight frame, fixed class vectors that are as far apart as possible.
-- *LADM*: label-aware disentanglement, attention that reads one feature per class from the feature map.
-- *Pooled feature*: the average over the feature map, one feature for all classes.
-- *Fisher information*: for each weight, the mean over images of the squared gradient of an image's loss.
-- `F`, `f`, `h_c`: the feature map, the pooled feature, and the feature of class c. `m_c`: the vector of class c.
-- `y`, `|Y|`: an image's labels (1 for positive, 0 for negative), and how many are positive.
-- `p = σ(a)`, `ŷ`: the probability of a class, from its logit `a` by the sigmoid `σ`.
-- `w`, `w_k`: the global weights, and those of client k after its local training; in local formulas, its weights so far.
-- `K`: the number of clients. With `--weighting samples`, the average counts them by their images instead.
-- `g`, `lr`: a client's gradient and its learning rate. `Δ`: the average change of the clients' weights in a round.
-
-This page is made by `python -m fednca.report.methods`; do not edit it."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method in the table."""
-
-    name: str
-    summary: str
-    about: About
-    upload: int  # bytes per client and round
-    method: Method
-
-
-def method_rows(classes: int) -> list[Row]:
-    """Describe every method; the uploads are for a ResNet-18."""
-    found = {name: find_method(name) for name in method_names()}
-    return [Row(name, each.about.summary, each.about, upload(each, classes), each) for name, each in found.items()]
+TEMPLATE = Path(__file__).parent / "assets/methods.md"
 
 
 def upload(method: Method, classes: int) -> int:
@@ -96,26 +40,26 @@ def megabytes(number: int) -> str:
 
 def page(classes: int = 20) -> str:
     """Return the text of docs/methods.md."""
-    rows = method_rows(classes)
-    lines = [INTRODUCTION.format(classes=classes)]
-    lines += [
+    found = {name: find_method(name) for name in method_names()}
+    table = [
         "| method | from | head | local objective | state | aggregation | upload |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        about = row.about
-        cells = (f"`{row.name}`", about.paper, about.head, about.objective, about.state, about.aggregation)
-        lines.append(f"| {' | '.join(cells)} | {megabytes(row.upload)} |")
-    lines.append(WORDS)
-    for row in rows:
-        lines += ["", f"## {row.name}", "", row.summary, "", f"    {row.about.formula}", ""]
-        options = [(part, *own) for part in row.method.parts for own in option_fields(row.method, [part]).items()]
+    for name, method in found.items():
+        about, size = method.about, megabytes(upload(method, classes))
+        cells = (f"`{name}`", about.paper, about.head, about.objective, about.state, about.aggregation, size)
+        table.append(f"| {' | '.join(cells)} |")
+    template = TEMPLATE.read_text(encoding="utf-8")
+    lines = [template.format(classes=classes, table="\n".join(table)).rstrip()]
+    for name, method in found.items():
+        lines += ["", f"## {name}", "", method.about.summary, "", f"    {method.about.formula}", ""]
+        options = [(part, *own) for part in method.parts for own in option_fields(method, [part]).items()]
         if options:
             lines += ["| option | part | default | what it does |", "|---|---|---|---|"]
-        for part, name, field in options:
+        for part, option, field in options:
             default = "" if field.default is None else f"`{field.default}`"
             what = describe_option(field).replace("|", "\\|")  # a bare "|" would end the cell
-            lines.append(f"| `{name}` | {part} | {default} | {what} |")
+            lines.append(f"| `{option}` | {part} | {default} | {what} |")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -52,7 +52,7 @@ def watch_page(runs: Sequence[Run], out: Path, sleep: Callable[[float], object] 
 
 def render(facts: Facts) -> str:
     """Fill the template of the page with the facts."""
-    names = dict.fromkeys(group["label"].partition(":")[0].partition(" (")[0] for group in facts["groups"])
+    names = dict.fromkeys(group["label"].partition(": ")[0].partition(" (")[0] for group in facts["groups"])
     title = " · ".join(names) if len(names) <= 4 else f"{len(facts['groups'])} methods"
     # An unescaped `<` could end the script element that holds the data.
     data = json.dumps(facts, allow_nan=False, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

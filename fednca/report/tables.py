@@ -91,16 +91,17 @@ def options_table(title: str, flag: str, options: "Mapping[str, FieldInfo]") -> 
 
 def methods_table(classes: int) -> Table:
     """Show how each method differs from FedAvg, and what a client uploads per round."""
-    from fednca.report.methods import megabytes, method_rows
+    from fednca.methods import find_method, method_names
+    from fednca.report.methods import megabytes, upload
 
     title = f"methods; upload: what a client sends per round with a ResNet-18 and {classes} classes"
     table = Table(title=escape(title), title_justify="left", box=SIMPLE)
     for column in ("method", "upload", "head / local objective / state / aggregation", "from"):
         table.add_column(column, no_wrap=column in {"method", "upload"})
-    for row in method_rows(classes):
-        about = row.about
+    for name in method_names():
+        about = (method := find_method(name)).about
         changes = " / ".join((about.head, about.objective, about.state, about.aggregation))
-        table.add_row(row.name, megabytes(row.upload), changes, about.paper)
+        table.add_row(name, megabytes(upload(method, classes)), changes, about.paper)
     return table
 
 
