@@ -115,7 +115,6 @@ class LiveView(BenchView):
     """A bar over all rounds, the running runs, and the last few that ended."""
 
     def __init__(self, console: Console, cells: "Sequence[Cell]") -> None:
-        """Draw on the console."""
         super().__init__(console, cells)
         self.scores: dict[Cell, str] = {}
         self.ended: deque[Text] = deque(maxlen=LAST_SHOWN)

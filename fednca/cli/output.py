@@ -13,7 +13,6 @@ class OutputError(FedncaError):
     """A failed write to standard output; `unread` if its reader is gone, as in `fednca methods | head`."""
 
     def __init__(self, error: OSError) -> None:
-        """Say why a write failed."""
         self.unread = isinstance(error, BrokenPipeError)
         reason = f"cannot write to standard output: {error.strerror}"
         super().__init__("nobody reads standard output any more" if self.unread else reason)
@@ -23,7 +22,6 @@ class Output:
     """A stream that reports its first failed write in one sentence and drops all later ones."""
 
     def __init__(self, stream: IO[str]) -> None:
-        """Wrap a stream."""
         self.stream = stream
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

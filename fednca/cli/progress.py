@@ -61,7 +61,6 @@ class PlainProgress(Callback):
     """One line per round, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
-        """Write to the console."""
         self.console = console
 
     def on_prepare(self, what: str, done: int, total: int) -> None:
@@ -93,7 +92,6 @@ class LiveProgress(Callback):
     """A bar over all local updates, with the current losses and the latest metrics below it."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on the console."""
         self.console = console
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),

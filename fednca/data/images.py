@@ -24,7 +24,6 @@ class ImageError(FedncaError):
     """An image cannot be read; the error has its path and the problem."""
 
     def __init__(self, path: Path, problem: str) -> None:
-        """Take the file and its problem, in words that follow the file's name."""
         super().__init__(path, problem)  # the bare arguments, so that the error can be pickled in a worker process
         self.path, self.problem = path, problem
 

@@ -234,8 +234,7 @@ class Method:
         if self.closing is not None and not isinstance(self.learner, self.closing.needs):
             raise FedncaError(
                 f"the closing {type(self.closing).__name__} of method '{self.name}' needs a "
-                f"{self.closing.needs.__name__} and does not work with a {type(self.learner).__name__}; "
-                "choose another learner, or no closing (`--closing none`)"
+                f"{self.closing.needs.__name__}, not a {type(self.learner).__name__}; choose another of the two"
             )
 
     @property

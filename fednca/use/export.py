@@ -35,7 +35,6 @@ class Probabilities(nn.Module):
     """A model that returns probabilities (B, C) instead of logits."""
 
     def __init__(self, model: nn.Module, activate: Callable[[Tensor], Tensor]) -> None:
-        """Apply the method's activation to the model's logits."""
         super().__init__()
         self.model = model
         self.activate = activate
