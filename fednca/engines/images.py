@@ -93,10 +93,10 @@ class Shard:
 def batch_bounds(samples: int, size: int) -> list[tuple[int, int]]:
     """Cut samples into batches; a last single sample joins the batch before it, since BatchNorm needs two.
 
-    >>> batch_bounds(9, 4)
-    [(0, 4), (4, 9)]
+    >>> batch_bounds(9, 4), batch_bounds(0, 4)
+    ([(0, 4), (4, 9)], [])
     """
     starts = list(range(0, samples, size))
     if len(starts) > 1 and samples - starts[-1] == 1:
         starts.pop()
-    return list(zip(starts, [*starts[1:], samples], strict=True))
+    return list(zip(starts, [*starts[1:], samples][: len(starts)], strict=True))
