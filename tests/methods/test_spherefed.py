@@ -159,7 +159,7 @@ def test_fewer_images_than_channels_and_a_tiny_ridge_have_a_calibration():
 
 
 def test_a_foreign_learner_or_criterion_is_refused():
-    with pytest.raises(FedncaError, match=r"^the closing .*'spherefed'.*`--closing none`"):
+    with pytest.raises(FedncaError, match=r"^the closing of 'spherefed' .* 'fedavg'.*--closing none"):
         create_method(tiny(method__name="spherefed", method__learner="fedavg"))
     with pytest.raises(FedncaError, match=r"leave method\.criterion out"):
         create_method(tiny(method__name="spherefed", method__criterion="balanced"))
