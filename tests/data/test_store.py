@@ -263,3 +263,8 @@ def test_a_change_in_any_block_is_found(cache, monkeypatch, place):
     path.write_bytes(content)
     with pytest.raises(FedncaError, match="is damaged in shard-000"):
         verify_store(stored.folder)
+
+
+def test_store_json_has_the_keys_by_which_stores_of_older_versions_are_found(files, cache):
+    note = json.loads((open_store(files, SIZE, folder=cache).folder / "store.json").read_text())
+    assert set(note) == {"format", "size", "per_shard", "count", "left_out", "blake2b"}
