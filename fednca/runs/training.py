@@ -177,9 +177,10 @@ def play(run: Run, engine: Engine, state: State, callbacks: Sequence[Callback]) 
                 done, best = finished.state, finished.best or best
                 if engine.keeps_states:
                     keeper.keep(done, best)
+                    kept = done.round
                 elif done.round % config.train.checkpoint_every == 0:
                     writer.write(partial(keeper.keep, done, best))  # while the next round begins
-                kept = done.round if engine.keeps_states or done.round % config.train.checkpoint_every == 0 else kept
+                    kept = done.round
                 for callback in callbacks:
                     callback.on_round(finished.record, done.best)
         finally:  # Ctrl-C, a failure or the last round: no finished round is lost
